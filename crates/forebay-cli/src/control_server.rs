@@ -32,7 +32,7 @@ pub struct Desk {
     pub questions: VecDeque<(usize, Request)>,
     pub answers: VecDeque<(usize, Reply)>,
     /// Who asked for the stop: they are told how it ended, when nothing is served any more.
-    stoppers: Vec<UnixStream>,
+    stoppers: Vec<(usize, UnixStream)>,
 }
 
 impl Desk {
@@ -42,7 +42,12 @@ impl Desk {
             Ok(lines) => Reply::Told { lines: lines.clone() },
             Err(error) => Reply::Error { text: format!("{error:#}") },
         };
-        self.stoppers.drain(..).for_each(|stopper| say(stopper, &reply));
+        self.stoppers.drain(..).for_each(|(_, stopper)| say(stopper, &reply));
+    }
+
+    /// What this client has asked for is refused: there is no end to be told.
+    pub fn stops_not(&mut self, client: usize) {
+        self.stoppers.retain(|stopper| stopper.0 != client);
     }
 }
 
@@ -175,7 +180,8 @@ impl ControlServer {
                 let mut desk = self.desk.borrow_mut();
                 if matches!(request, Request::Stop { .. }) {
                     // Without a descriptor to spare it is the end of the connection that tells.
-                    desk.stoppers.extend(client.socket.try_clone().map(UnixStream::from));
+                    let stopper = client.socket.try_clone().map(UnixStream::from);
+                    desk.stoppers.extend(stopper.map(|stopper| (at, stopper)));
                 }
                 desk.questions.push_back((at, request));
             }

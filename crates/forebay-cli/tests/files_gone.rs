@@ -3,12 +3,14 @@
 //! disk.
 
 use crate::support::{self, Daemon, Scratch, wait_for};
+use crate::upgrade::upgrade;
 use forebay_serve::nbd::client::Client;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
@@ -70,6 +72,8 @@ fn a_backing_file_that_was_cut_is_told_and_not_made_long_again() {
     {
         assert!(told.contains(part), "{part}: {told}");
     }
+    let said = upgrade(&scratch, Path::new(env!("CARGO_BIN_EXE_forebay"))).unwrap_err();
+    assert!(said.contains("not before it is as long again"), "{said}");
     let mut client = scratch.connect("v");
     assert!(client.read(40 * MIB, 4096).is_err());
     write(&mut client, 2);
@@ -83,7 +87,7 @@ fn a_backing_file_that_was_cut_is_told_and_not_made_long_again() {
     // What somebody else writes there makes nothing good of it.
     let file = OpenOptions::new().write(true).open(&backing).unwrap();
     file.write_all_at(&[7; 4096], 60 * MIB).unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3));
     assert!(client.read(40 * MIB, 4096).is_err());
     assert!(problems(&scratch).contains("has been cut to 33554432 bytes"));
     // The disk is whole again, and so is the volume.
@@ -134,7 +138,11 @@ fn a_backing_file_that_was_removed_or_replaced_is_told_and_can_be_saved() {
         support::good(Command::new("cp").args(save.split(' ')).arg(&new));
         assert_eq!((byte_at(&new, AT), byte_at(&new, 0)), (2, 1));
         assert_eq!(std::fs::metadata(&new).unwrap().len(), SIZE);
-        assert!(daemon.stop("TERM").contains("what the volume had is gone"));
+        support::signal(daemon.id(), "TERM");
+        let (code, said) = daemon.ended();
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("what the volume had is gone"), "{said}");
+        assert!(!said.contains("everything is durable"), "{said}");
     }
 }
 
@@ -146,7 +154,6 @@ fn a_backing_file_that_was_moved_is_told_and_can_be_moved_back() {
     let told = format!("which is {} now", away.display());
     fails(&scratch.ask(&["drain"]), &["v: all of it is written back, but", &told]);
     assert_eq!(troubles(&scratch), r#"["backing_file_gone"]"#);
-    fails(&scratch.ask(&["detach", "v"]), &["v: not detached", &told]);
     // A second name is none that can be told.
     let second = scratch.path("second");
     std::fs::hard_link(&away, &second).unwrap();
@@ -154,8 +161,28 @@ fn a_backing_file_that_was_moved_is_told_and_can_be_moved_back() {
     fails(&scratch.ask(&["drain"]), &["that has another name (`find -inum "]);
     std::fs::rename(&second, &backing).unwrap();
     wait_for("that all is well", || troubles(&scratch) == "[]");
-    assert!(scratch.ask(&["detach", "v"]).status.success());
-    assert_eq!(byte_at(&backing, AT), 2);
+    // All of it is somewhere.
+    std::fs::rename(&backing, &away).unwrap();
+    fails(
+        &scratch.ask(&["detach", "v"]),
+        &["v: detached, but", "does not lead any more to the file"],
+    );
+    assert_eq!(byte_at(&away, AT), 2);
+    daemon.stop("TERM");
+}
+
+/// Looks that had begun before the volume grew took its file for one that was cut: requests to what was new failed.
+#[test]
+fn a_file_that_grows_with_its_volume_is_not_cut() {
+    let (scratch, daemon, backing) = served("gone-grown");
+    for at in 1..=12 {
+        cut(&backing, SIZE + at * MIB);
+        assert!(scratch.ask(&["resize", "v"]).status.success());
+        for _ in 0..7 {
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(troubles(&scratch), "[]", "grown {at} times");
+        }
+    }
     daemon.stop("TERM");
 }
 

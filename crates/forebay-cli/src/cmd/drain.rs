@@ -180,10 +180,6 @@ impl Progress {
                 let text = format!("{name}: drained; {backing} is the plain disk");
                 tell(format_args!("{}\n", quoted::line(&text)))?;
             }
-            if let Some(VolumeStatus { name, backing_file, .. }) = misplaced.first() {
-                let text = backing_file.as_deref().unwrap_or_default();
-                bail!("{name}: all of it is written back, but {text}");
-            }
             if let Some(volume) = came.iter().find(|volume| volume.dirty) {
                 bail!(
                     "{0}: came meanwhile, and is not drained: `forebay drain {0}` drains it",
@@ -209,6 +205,14 @@ impl Progress {
                     volume.state,
                     self.why(&volume.name)
                 );
+            }
+            // One that is only to go is told by who lets it go.
+            if !misplaced.is_empty() && !to_the_last {
+                let text = |it: &&VolumeStatus| {
+                    let text = it.backing_file.as_deref().unwrap_or_default();
+                    format!("{}: all of it is written back, but {text}", it.name)
+                };
+                bail!(misplaced.iter().map(text).collect::<Vec<_>>().join("; "));
             }
             return Ok(true);
         }

@@ -788,7 +788,10 @@ impl Daemon {
                         end = Some(End::Stop);
                         if lines.is_empty() { Reply::Done } else { Reply::Told { lines } }
                     }
-                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                    Err(error) => {
+                        self.desk.borrow_mut().stops_not(client);
+                        Reply::Error { text: format!("{error:#}") }
+                    }
                 },
                 Request::Upgrade { executable, layout, limit } => {
                     match self.begin_trial(executable, layout, limit, client) {

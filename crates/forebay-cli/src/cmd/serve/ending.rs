@@ -88,7 +88,7 @@ impl Daemon {
         // As above.
         let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
         shard.settle(&drained, REST)?;
-        let Closed { clean, undurable, left } =
+        let Closed { clean, undurable, left, is_lost } =
             close_shard(shard, &volumes, (&cache, cache_gone), notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(
@@ -101,6 +101,7 @@ impl Daemon {
             None if is_bare && !clean => bail!(
                 "not everything is durable: a backing device that is not there, or does not answer, could not be flushed"
             ),
+            None if is_lost => bail!(left.join("; ")),
             None => Ok(left),
             Some(Undurable::Cache) if is_bare => {
                 bail!("not everything is durable: requests to a backing device did not end")
@@ -116,6 +117,8 @@ pub(super) struct Closed {
     pub(super) undurable: Option<Undurable>,
     /// What is not on which disk.
     left: Vec<String>,
+    /// Of that something is nowhere: its file has no name any more.
+    is_lost: bool,
 }
 
 /// Why a stop was no clean one.
@@ -144,7 +147,7 @@ impl Undurable {
 pub(super) fn close_shard(
     mut shard: Shard,
     volumes: &[Served],
-    (cache, cache_gone): (&str, Option<String>),
+    (cache, cache_gone): (&str, Option<(String, bool)>),
     mut notes: LastNotes,
     limit: Duration,
 ) -> Result<Closed> {
@@ -153,13 +156,16 @@ pub(super) fn close_shard(
     if quiet {
         note_fingerprints(&mut shard, volumes, &mut notes);
     }
-    let plain = cache_gone.unwrap_or_else(|| {
+    let (plain, is_nowhere) = cache_gone.unwrap_or_else(|| {
         let cache = quoted::shell(Path::new(cache));
-        format!("To get it plain: forebay drain --cache {cache}{}", notes.option())
+        (format!("To get it plain: forebay drain --cache {cache}{}", notes.option()), false)
     });
     let mut left = not_written_back(&shard, volumes, &plain);
+    let mut is_lost = is_nowhere && !left.is_empty();
     let fates = volumes.iter().filter_map(|it| it.fate.as_ref()?.ended_text(&it.name));
+    let kept = left.len();
     left.extend(fates);
+    is_lost |= left.len() > kept;
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -174,7 +180,9 @@ pub(super) fn close_shard(
     left.iter().for_each(|text| warn!("{text}"));
     // From here on others may have the devices, and write down what they do with them.
     drop(shard);
-    if clean {
+    if clean && is_lost {
+        // That was told.
+    } else if clean {
         info!("stopped: everything is durable");
     } else if undurable.is_none() {
         info!(
@@ -183,7 +191,7 @@ pub(super) fn close_shard(
     } else {
         warn!("not everything could be made durable; the next start recovers what it can");
     }
-    Ok(Closed { clean, undurable, left })
+    Ok(Closed { clean, undurable, left, is_lost })
 }
 
 /// Notes what the backing devices hold, of those that say it (E1).

@@ -61,6 +61,8 @@ pub(super) struct Fate {
     device: u64,
     inode: u64,
     look: Option<Asking<Option<Seen>>>,
+    /// How long its volume was when that was begun: it may have grown since, after its file.
+    whole: u64,
     place: Place,
     /// Its least end, and how long its volume was then (L3).
     cut: Option<(u64, u64)>,
@@ -77,6 +79,7 @@ impl Fate {
             device: status.st_dev,
             inode: status.st_ino,
             look: None,
+            whole: 0,
             place: Place::Here,
             cut: None,
         })
@@ -87,10 +90,11 @@ impl Fate {
     }
 
     /// Begins to look, unless the last one has not answered. Says whether it has begun.
-    fn begin(&mut self) -> bool {
+    fn begin(&mut self, whole: u64) -> bool {
         if self.look.is_some() {
             return false;
         }
+        self.whole = whole;
         let it = Fate { path: self.path.clone(), look: None, place: Place::Here, ..*self };
         let thread = Builder::new().name("file".into()).stack_size(STACK_BYTES);
         // Where there is no thread to be had the next look may see more.
@@ -181,6 +185,11 @@ impl Fate {
         })
     }
 
+    /// Why what has left, or is drained, is not the plain disk at its path.
+    pub(super) fn not_plain(&self) -> Option<String> {
+        self.cut_short().or_else(|| self.misplaced())
+    }
+
     /// That it was cut.
     pub(super) fn cut_short(&self) -> Option<String> {
         let ((end, whole), path) = (self.cut?, self.path.display());
@@ -245,9 +254,7 @@ impl Daemon {
     pub(super) fn watch_files(&mut self, now: Instant, next: &mut Instant) {
         if now >= *next {
             *next = now + EVERY;
-            for fate in self.fates() {
-                fate.begin();
-            }
+            self.begin_looks();
         }
         self.heed_files(|_| Duration::ZERO);
     }
@@ -255,8 +262,7 @@ impl Daemon {
     /// Looks at all files now, as somebody asks for what rests on them (L1).
     pub(super) fn look_at_files(&mut self) {
         self.heed_files(|_| Duration::ZERO);
-        let begun: Vec<RawFd> =
-            self.fates().filter_map(|fate| fate.begin().then_some(fate.open)).collect();
+        let begun = self.begin_looks();
         let since = Instant::now();
         self.heed_files(|fate| match begun.contains(&fate.open) {
             true => ANSWER_MAX.saturating_sub(since.elapsed()),
@@ -264,9 +270,15 @@ impl Daemon {
         });
     }
 
-    fn fates(&mut self) -> impl Iterator<Item = &mut Fate> {
-        let volumes = self.volumes.iter_mut().filter_map(|served| served.fate.as_mut());
-        volumes.chain(self.cache_fate.as_mut())
+    /// Of all that are not being looked at. Gives those.
+    fn begin_looks(&mut self) -> Vec<RawFd> {
+        let engine = self.server.shard.engine();
+        let volumes = self
+            .volumes
+            .iter_mut()
+            .filter_map(|served| Some((served.fate.as_mut()?, engine.volume_bytes(served.index)?)));
+        let all = volumes.chain(self.cache_fate.as_mut().map(|fate| (fate, 0)));
+        all.filter_map(|(fate, whole)| fate.begin(whole).then_some(fate.open)).collect()
     }
 
     fn heed_files(&mut self, limit: impl Fn(&Fate) -> Duration) {
@@ -294,6 +306,7 @@ impl Daemon {
             fate.text(&served.name, has_cache).map(|text| format!("{}: {text}", served.name))
         };
         let before = text(fate);
+        let bytes = bytes.min(fate.whole);
         let least = fate.cut.map_or(u64::MAX, |(end, _)| end).min(seen.size_bytes);
         fate.cut = (seen.size_bytes < bytes).then_some((least, bytes));
         fate.place = seen.place;
@@ -306,9 +319,19 @@ impl Daemon {
         self.volumes.iter().find(|served| served.index == index)?.fate.as_ref()
     }
 
-    /// What a stop says of a cache that is not where it was.
-    pub(super) fn cache_gone(&self) -> Option<String> {
-        self.cache_fate.as_ref().and_then(Fate::cache_ended_text)
+    /// What a stop says of a cache that is not where it was, and whether it is nowhere.
+    pub(super) fn cache_gone(&self) -> Option<(String, bool)> {
+        let fate = self.cache_fate.as_ref()?;
+        Some((fate.cache_ended_text()?, fate.is_removed()))
+    }
+
+    /// Refuses to become another program, which would take the end of a file that was cut for its own.
+    pub(super) fn check_cut(&mut self) -> Result<()> {
+        self.look_at_files();
+        match self.volumes.iter().find_map(|served| served.fate.as_ref()?.cut_short()) {
+            Some(text) => bail!("{text}; not before it is as long again"),
+            None => Ok(()),
+        }
     }
 
     /// Refuses an end with which something would be gone, as far as files can tell that. Else what is to be known of them.

@@ -71,7 +71,8 @@ impl Daemon {
         let index = self.find_leaving(name)?;
         self.look_at_files();
         let has_cache = self.cache_path.is_some();
-        if let Some(text) = self.fate_of(index).and_then(|it| it.gone_text(name, has_cache)) {
+        let removed = self.fate_of(index).filter(|it| it.is_removed());
+        if let Some(text) = removed.and_then(|it| it.gone_text(name, has_cache)) {
             bail!("{name}: not detached: {text}");
         }
         // Where that cannot begin the volume is served as before.
@@ -212,8 +213,8 @@ impl Daemon {
         self.problems.retain(|problem| !problem.starts_with(&its_own));
         let (name, backing) = (served.name, served.backing.display());
         info!("{name}: is detached");
-        let cut = served.fate.as_ref().and_then(Fate::cut_short);
-        let mut lines = vec![match cut {
+        let not_plain = served.fate.as_ref().and_then(Fate::not_plain);
+        let mut lines = vec![match not_plain {
             None => format!("{name}: detached; {backing} is the plain disk"),
             Some(text) => format!("{name}: detached, but {text}"),
         }];

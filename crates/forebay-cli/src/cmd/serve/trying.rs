@@ -56,6 +56,7 @@ impl Daemon {
             bail!("the daemon goes on as another program already");
         }
         self.check_upgrade(&executable)?;
+        self.check_cut()?;
         let (words, disks) = (self.words_for_next(), self.disks_now());
         let limit = limit.map_or(trial::LIMIT, |limit| limit.min(trial::LIMIT));
         let (tried, backings) = (executable.clone(), disks.backings.clone());

@@ -163,6 +163,10 @@ impl Daemon {
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
         self.attached.iter_mut().for_each(Attached::watch_keeper);
         self.attached.iter_mut().for_each(Attached::watch_devices);
+        // First: what is drained may not be the plain disk.
+        let mut files = self.watch.files;
+        self.watch_files(now, &mut files);
+        self.watch.files = files;
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
         }
@@ -171,9 +175,6 @@ impl Daemon {
             (0..self.volumes.len()).for_each(|at| self.look_for_growth(at));
             self.watch.cache_bytes = self.look_for_larger_cache(self.watch.cache_bytes);
         }
-        let mut files = self.watch.files;
-        self.watch_files(now, &mut files);
-        self.watch.files = files;
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
         }
