@@ -189,19 +189,14 @@ fn partition_sizes(device: &str) -> Vec<u64> {
     ["p1", "p2"].into_iter().filter_map(size).collect()
 }
 
-/// Who detached ours and made another device of its number lost that at the next stop.
-#[test]
-fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
-    requires!("losetup");
-    let mut bench = Bench::new("others", 64 << 20);
-    let other = bench.path("other");
-    File::create(&other).unwrap().set_len(1 << 20).unwrap();
+/// Serves, and has the number of the volume's loop device be another file's. Gives it.
+fn taken_by(bench: &mut Bench, other: &str) -> String {
     // A test beside this one may be given the number.
     let device = (0..20).find_map(|_| {
         bench.serve();
         let device = bench.device.clone();
         run(&["losetup", "-d", &device]);
-        if try_run(&["losetup", &device, &other]).status.success() {
+        if try_run(&["losetup", &device, other]).status.success() {
             return Some(device);
         }
         bench.signal("-TERM");
@@ -210,6 +205,17 @@ fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
     });
     let device = device.expect("a number that nobody else takes");
     bench.own.push(device.clone());
+    device
+}
+
+/// Who detached ours and made another device of its number lost that at the next stop.
+#[test]
+fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
+    requires!("losetup");
+    let mut bench = Bench::new("others", 64 << 20);
+    let other = bench.path("other");
+    File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    let device = taken_by(&mut bench, &other);
     bench.signal("-TERM");
     bench.wait_for_end();
     let shown = run(&["losetup", "-n", "-O", "BACK-FILE", &device]);
@@ -225,20 +231,7 @@ fn a_loop_device_that_is_somebody_elses_by_now_is_none_of_the_volume() {
     let other = bench.path("other");
     File::create(&other).unwrap().set_len(64 << 20).unwrap();
     run(&["mkfs.ext4", "-q", &other]);
-    // As above.
-    let device = (0..20).find_map(|_| {
-        bench.serve();
-        let device = bench.device.clone();
-        run(&["losetup", "-d", &device]);
-        if try_run(&["losetup", &device, &other]).status.success() {
-            return Some(device);
-        }
-        bench.signal("-TERM");
-        bench.wait_for_end();
-        None
-    });
-    let device = device.expect("a number that nobody else takes");
-    bench.own.push(device.clone());
+    let device = taken_by(&mut bench, &other);
     bench.mount(&device, "rw");
     let control = bench.control();
     let status = || run(&[FOREBAY, "status", "--control", &control]);
