@@ -99,24 +99,11 @@ impl Daemon {
         }
     }
 
-    /// Whether a backing device was written without this cache, or with a later state of it.
-    pub(super) fn mark_of(&self, recorded: &Volume) -> Result<Option<Mark>> {
-        let known = self.known_of(&uuid_text(&recorded.uuid))?;
-        Ok(known.and_then(|known| known.mark_for(recorded.attach_generation)))
-    }
-
-    /// When a volume was left at its last stop, if that was a clean one on this machine.
-    pub(super) fn left_at(&self, recorded: &Volume) -> Option<u64> {
-        self.known_of(&uuid_text(&recorded.uuid)).ok()??.left_at
-    }
-
     /// Whether somebody has written to a backing file since the last stop, if the cache was not opened elsewhere meanwhile, which would
     /// know better. (Behind a power cut the file may have an older time.)
-    pub(super) fn is_written_since(&self, recorded: &Volume, device: &dyn Device) -> Result<bool> {
-        let Some(known) = self.known_of(&uuid_text(&recorded.uuid))? else { return Ok(false) };
-        let is_last = self.is_next_to(&known);
+    pub(super) fn is_written_since(&self, known: &Record, device: &dyn Device) -> bool {
         let times = known.written_at.zip(device.descriptor().and_then(backing::file_written_at));
-        Ok(is_last && times.is_some_and(|(left, now)| now > left + WRITTEN_LATER_NANOS))
+        self.is_next_to(known) && times.is_some_and(|(left, now)| now > left + WRITTEN_LATER_NANOS)
     }
 
     /// Whether the opening before this one wrote that down.
@@ -125,7 +112,7 @@ impl Daemon {
     }
 
     /// What is written down of a volume.
-    fn known_of(&self, volume: &str) -> Result<Option<Record>> {
+    pub(super) fn known_of(&self, volume: &str) -> Result<Option<Record>> {
         let Some(dir) = &self.state_dir else { return Ok(None) };
         dir.read(&self.cache_uuid(), volume)
     }

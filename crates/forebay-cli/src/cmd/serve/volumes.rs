@@ -259,12 +259,14 @@ impl Daemon {
         let others = self.others(path, name, wanted.without_cache, taken)?;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
-        let mark = self.mark_of(&recorded)?;
+        let known = self.known_of(&uuid_text(&recorded.uuid))?;
+        let mark = known.as_ref().and_then(|known| known.mark_for(recorded.attach_generation));
         let mut changed: Vec<String> = match backing::compare_recorded(&recorded, &looked.found) {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
-        if changed.is_empty() && self.is_written_since(&recorded, &looked.device)? {
+        let is_written = |known| self.is_written_since(known, &looked.device);
+        if changed.is_empty() && known.as_ref().is_some_and(is_written) {
             changed.push("the file was written to".into());
         }
         // Whether anything is dirty or not.
@@ -287,7 +289,8 @@ impl Daemon {
             && dirty
             && if_changed.is_none()
         {
-            let left = self.left_at(&recorded).map(|at| format!("; left at {}", clock(at)));
+            let left = known.and_then(|known| known.left_at);
+            let left = left.map(|at| format!("; left at {}", clock(at)));
             let written = backing::written_at(&looked.device, path)
                 .map(|at| format!("; written last at {}", clock(at)));
             let times = [left, written].into_iter().flatten().collect::<String>();
