@@ -268,7 +268,9 @@ pub struct Stopped {
     pub ended: Option<Vec<String>>,
 }
 
-/// Asks the daemon to stop, which has just answered something else, and waits until it says how that ended, with what a user should know. One from before may not say it. One that goes away without an answer may be on its way to another program: as long as its process is there, that is asked.
+/// Asks the daemon to stop, which has just answered something else, and waits until it says how that ended, with what a user should know. One
+/// from before may not say it. One that goes away without an answer may be on its way to another program: as long as its process is there,
+/// that is asked.
 pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Stopped> {
     let (mut socket, process_dir) = (socket.to_owned(), PathBuf::from(format!("/proc/{process}")));
     // Bounded by the life of the process.

@@ -72,15 +72,25 @@ impl Drop for Frozen<'_> {
     }
 }
 
+/// A cache, and a place where file systems can be mounted and frozen; none: that was told.
+fn set_up(name: &str) -> Option<(Scratch, Apart)> {
+    if !has("mkfs.ext4") || !has("fsfreeze") {
+        skip("no mkfs.ext4 or no fsfreeze");
+        return None;
+    }
+    let scratch = Scratch::new(name);
+    scratch.format("64M");
+    let apart = Apart::with(&[]);
+    if apart.is_none() {
+        skip("no mount namespace of its own");
+    }
+    Some((scratch, apart?))
+}
+
 /// The next program waited for it with all guests: as long as an installation that had just been made took to reach the disk.
 #[test]
 fn guests_do_not_wait_for_the_state_directory_in_an_upgrade() {
-    if !has("mkfs.ext4") || !has("fsfreeze") {
-        return skip("no mkfs.ext4 or no fsfreeze");
-    }
-    let scratch = Scratch::new("upgrade-notes");
-    scratch.format("64M");
-    let Some(apart) = Apart::with(&[]) else { return skip("no mount namespace of its own") };
+    let Some((scratch, apart)) = set_up("upgrade-notes") else { return };
     let Some(state) = State::new(&apart, &scratch) else { return skip("no file system by loop") };
     let daemon = state.serve(&scratch);
     let mut client = scratch.connect("v");
@@ -120,12 +130,7 @@ fn guests_do_not_wait_for_the_state_directory_in_an_upgrade() {
 /// They waited for what is written down of another volume, as long as that took.
 #[test]
 fn guests_do_not_wait_for_the_state_directory_while_another_volume_comes() {
-    if !has("mkfs.ext4") || !has("fsfreeze") {
-        return skip("no mkfs.ext4 or no fsfreeze");
-    }
-    let scratch = Scratch::new("attach-notes");
-    scratch.format("64M");
-    let Some(apart) = Apart::with(&[]) else { return skip("no mount namespace of its own") };
+    let Some((scratch, apart)) = set_up("attach-notes") else { return };
     let Some(state) = State::new(&apart, &scratch) else { return skip("no file system by loop") };
     let daemon = state.serve(&scratch);
     let mut client = scratch.connect("v");

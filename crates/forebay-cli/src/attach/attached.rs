@@ -184,11 +184,12 @@ impl Attached {
         if self.kind != Kind::Fuse || self.is_released {
             return;
         }
-        for (volume, file) in self.files.clone() {
-            let Some(device) = self.reports.device(volume).map(Path::to_owned) else { continue };
-            if self.leaving == Some(volume) || file_of_loop(&device).as_ref() == Some(&file) {
-                continue;
-            }
+        let lost = self.files.iter().filter_map(|(volume, file)| {
+            let device = self.reports.device(*volume).filter(|_| self.leaving != Some(*volume))?;
+            let is_other = file_of_loop(device).as_ref() != Some(file);
+            is_other.then(|| (*volume, device.to_owned()))
+        });
+        for (volume, device) in lost.collect::<Vec<_>>() {
             self.reports.forget(volume);
             names::erase(&device, &self.cache, |name| self.names.iter().any(|it| it.1 == name));
             self.tell_lost(volume);

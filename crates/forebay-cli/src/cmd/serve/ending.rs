@@ -161,11 +161,10 @@ pub(super) fn close_shard(
         (format!("To get it plain: forebay drain --cache {cache}{}", notes.option()), false)
     });
     let mut left = not_written_back(&shard, volumes, &plain);
-    let mut is_lost = is_nowhere && !left.is_empty();
     let fates = volumes.iter().filter_map(|it| it.fate.as_ref()?.ended_text(&it.name));
-    let kept = left.len();
-    left.extend(fates);
-    is_lost |= left.len() > kept;
+    let gone: Vec<String> = fates.collect();
+    let is_lost = is_nowhere && !left.is_empty() || !gone.is_empty();
+    left.extend(gone);
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -180,10 +179,11 @@ pub(super) fn close_shard(
     left.iter().for_each(|text| warn!("{text}"));
     // From here on others may have the devices, and write down what they do with them.
     drop(shard);
-    if clean && is_lost {
-        // That was told.
-    } else if clean {
-        info!("stopped: everything is durable");
+    if clean {
+        // What is lost was told.
+        if !is_lost {
+            info!("stopped: everything is durable");
+        }
     } else if undurable.is_none() {
         info!(
             "a backing device that is not there, or does not answer, could not be flushed; where there is a cache the next start sees to that"

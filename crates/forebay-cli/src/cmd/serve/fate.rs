@@ -250,18 +250,14 @@ impl Fate {
 }
 
 impl Daemon {
-    /// Looks at all files, if it is time, and hears what was seen.
-    pub(super) fn watch_files(&mut self, now: Instant, next: &mut Instant) {
-        if now >= *next {
-            *next = now + EVERY;
-            self.begin_looks();
-        }
+    /// Hears what was seen.
+    pub(super) fn hear_of_files(&mut self) {
         self.heed_files(|_| Duration::ZERO);
     }
 
     /// Looks at all files now, as somebody asks for what rests on them (L1).
     pub(super) fn look_at_files(&mut self) {
-        self.heed_files(|_| Duration::ZERO);
+        self.hear_of_files();
         let begun = self.begin_looks();
         let since = Instant::now();
         self.heed_files(|fate| match begun.contains(&fate.open) {
@@ -271,7 +267,7 @@ impl Daemon {
     }
 
     /// Of all that are not being looked at. Gives those.
-    fn begin_looks(&mut self) -> Vec<RawFd> {
+    pub(super) fn begin_looks(&mut self) -> Vec<RawFd> {
         let engine = self.server.shard.engine();
         let volumes = self
             .volumes

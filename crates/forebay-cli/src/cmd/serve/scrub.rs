@@ -14,13 +14,16 @@ use tracing::{error, info, warn};
 /// Bad blocks that are kept by name, of all volumes.
 const BAD_NAMED: usize = 64;
 
+/// A block, and where it was found.
+type Bad = (VolumeIndex, Lba, Place);
+
 /// When the next one begins by itself, and what was seen of the last.
 pub(super) struct Scrubs {
     every: Duration,
     due: Instant,
     seen: Report,
     /// Blocks that are bad on the cache device and that nothing else has, each with where it was found.
-    bad: Vec<(VolumeIndex, Lba, Place)>,
+    bad: Vec<Bad>,
 }
 
 impl Scrubs {
@@ -110,10 +113,7 @@ impl Daemon {
         let ends = is_new && now.outcome == Outcome::Completed;
         let mut bad = std::mem::take(&mut self.scrubs.bad);
         for (index, lba) in now.lost.iter().flatten().copied() {
-            let is_noted = bad.iter().any(|it| (it.0, it.1) == (index, lba));
-            if let Some(place) = self.dirty_place(index, lba).filter(|_| !is_noted) {
-                bad.push((index, lba, place));
-            }
+            bad.extend(self.new_bad(&bad, index, lba));
         }
         let found = |index: VolumeIndex, lba: Lba| {
             let of_it = now.only.is_none_or(|only| only == index);
@@ -127,13 +127,16 @@ impl Daemon {
 
     /// One that a guest's read has found.
     pub(super) fn note_bad_read(&mut self, index: VolumeIndex, lba: Lba) {
-        let is_noted = self.scrubs.bad.iter().any(|it| (it.0, it.1) == (index, lba));
-        if let Some(place) = self.dirty_place(index, lba)
-            && !is_noted
-            && self.scrubs.bad.len() < BAD_NAMED
-        {
-            self.scrubs.bad.push((index, lba, place));
+        if self.scrubs.bad.len() < BAD_NAMED {
+            let new = self.new_bad(&self.scrubs.bad, index, lba);
+            self.scrubs.bad.extend(new);
         }
+    }
+
+    /// A block that is bad, with where it was found, if that is not noted and its backing device has not got it.
+    fn new_bad(&self, noted: &[Bad], index: VolumeIndex, lba: Lba) -> Option<Bad> {
+        let is_noted = noted.iter().any(|it| (it.0, it.1) == (index, lba));
+        Some((index, lba, self.dirty_place(index, lba).filter(|_| !is_noted)?))
     }
 
     /// Where a block is that its backing device has not got.

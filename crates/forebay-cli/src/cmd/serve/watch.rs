@@ -164,9 +164,11 @@ impl Daemon {
         self.attached.iter_mut().for_each(Attached::watch_keeper);
         self.attached.iter_mut().for_each(Attached::watch_devices);
         // First: what is drained may not be the plain disk.
-        let mut files = self.watch.files;
-        self.watch_files(now, &mut files);
-        self.watch.files = files;
+        if now >= self.watch.files {
+            self.watch.files = now + fate::EVERY;
+            self.begin_looks();
+        }
+        self.hear_of_files();
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
         }
