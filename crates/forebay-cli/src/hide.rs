@@ -15,11 +15,11 @@
 //! - **K4** What cannot be written down is a warning; the volume is served all the same.
 
 use crate::names::look_again;
+use crate::small_file;
 use anyhow::{Context, Result, bail};
 use forebay::host::identity::Serial;
 use forebay::host::machine::{Host, Node, Target};
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Names that udev makes of what is on a device: they lead to its volume as soon as that has it, too. Below `/dev`, each up to what is
@@ -188,7 +188,7 @@ fn of_in(
 }
 
 fn read(path: &Path) -> Option<Backing> {
-    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+    serde_json::from_str(&small_file::read(path).ok()?).ok()
 }
 
 /// Says whether anything is new.
@@ -199,13 +199,9 @@ fn write(directory: &Path, backing: &Backing) -> Result<bool> {
     }
     let failed = || format!("{}: cannot be written", path.display());
     std::fs::create_dir_all(directory).with_context(failed)?;
-    // Whole or not at all: it is read at every boot.
-    let new = directory.join(format!(".{}.new", backing.file_name()));
-    let mut file = std::fs::File::create(&new).with_context(failed)?;
-    file.write_all(serde_json::to_string_pretty(backing)?.as_bytes()).with_context(failed)?;
-    file.sync_all().with_context(failed)?;
-    std::fs::rename(&new, &path).with_context(failed)?;
-    std::fs::File::open(directory).and_then(|it| it.sync_all()).with_context(failed)?;
+    let text = serde_json::to_string_pretty(backing)?;
+    // It is read at every boot.
+    small_file::replace(directory, &backing.file_name(), &text).with_context(failed)?;
     Ok(true)
 }
 

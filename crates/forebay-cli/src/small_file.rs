@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Text files that people and programs put where they are looked for: what else may lie there is not waited for, nor read without end.
+//! Text files that people and programs put where they are looked for: what else may lie there is not waited for, nor read without end. What is
+//! written is there whole, or not at all.
 
 use rustix::fs::OFlags;
-use std::io::{Error, ErrorKind, Read, Result};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -18,7 +20,7 @@ pub fn read(path: &Path) -> Result<String> {
     }
     // A pipe that has come in its place has nobody at its other end.
     let flags = OFlags::NONBLOCK.bits() as i32;
-    let file = std::fs::File::options().read(true).custom_flags(flags).open(path)?;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(no_file());
     }
@@ -27,6 +29,21 @@ pub fn read(path: &Path) -> Result<String> {
         return Err(Error::new(ErrorKind::InvalidData, "it has more than 1 MiB"));
     }
     Ok(text)
+}
+
+/// Puts a file of this name into a folder, in the place of one that may be there; durable when it returns.
+pub fn replace(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let new = folder.join(format!(".{name}.new"));
+    let mut file = File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, folder.join(name))?;
+    sync_folder(folder)
+}
+
+/// Makes names in it durable.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

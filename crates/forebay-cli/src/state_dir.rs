@@ -26,7 +26,7 @@ use forebay::host::identity::Serial;
 use forebay::host::machine::{Host, Target};
 use forebay::shard::wall_now;
 use serde::{Deserialize, Serialize};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -280,17 +280,12 @@ impl StateDir {
     fn write_alone(&self, record: &Record) -> Result<()> {
         let path = self.path.join(record.file_name());
         let failed = || format!("{}: cannot be written", path.display());
-        let sync = || std::fs::File::open(&self.path).and_then(|it| it.sync_all());
         if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
             // Whoever wrote it may have died before its name was durable (N1).
-            return sync().with_context(failed);
+            return small_file::sync_folder(&self.path).with_context(failed);
         }
-        let new = self.path.join(format!(".{}.new", record.file_name()));
-        let mut file = std::fs::File::create(&new).with_context(failed)?;
-        file.write_all(serde_json::to_string_pretty(record)?.as_bytes()).with_context(failed)?;
-        file.sync_all().with_context(failed)?;
-        std::fs::rename(&new, &path).with_context(failed)?;
-        sync().with_context(failed)
+        let text = serde_json::to_string_pretty(record)?;
+        small_file::replace(&self.path, &record.file_name(), &text).with_context(failed)
     }
 
     /// A volume is no cache's any more.
