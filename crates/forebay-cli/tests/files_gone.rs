@@ -102,6 +102,31 @@ fn a_backing_file_that_was_cut_is_told_and_not_made_long_again() {
     assert_eq!((byte_at(&backing, AT), byte_at(&backing, 40 * MIB)), (3, 1));
 }
 
+/// Its log made it long again, and nobody heard what had become of it.
+#[test]
+fn a_cache_file_that_was_cut_is_told() {
+    let (scratch, daemon, _) = served("gone-cache-cut");
+    cut(&scratch.cache(), 2 * MIB);
+    let is_told = || {
+        problems(&scratch)
+            .contains("cut to 2097152 bytes while it was served, and the cache has 67108864")
+    };
+    wait_for("that it is told", is_told);
+    let mut client = scratch.connect("v");
+    for at in 0..SIZE / 2 / MIB {
+        client.write(at * MIB, &vec![3; 1 << 20], false).unwrap();
+    }
+    client.flush().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(is_told(), "{}", problems(&scratch));
+    write(&mut client, 4);
+    drop(client);
+    let done = scratch.ask(&["stop"]);
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("was cut to 2097152 bytes"), "{said}");
+    daemon.ended();
+}
+
 /// Of a file that was cut behind all that is dirty: the volume may go, and what it leaves is told.
 #[test]
 fn a_volume_may_leave_a_backing_file_that_was_cut() {

@@ -11,6 +11,7 @@
 //! - **L2** No descriptor is made for that: it would have the file's lock (F3 of `io/file.rs`) for longer than the device is there. The
 //!   thread looks at the open file by its name in `/proc`, and what is another file by then is nothing.
 //! - **L3** Of a file that was cut the least end that was seen counts, until it is as long as its volume again: somebody's write may have made it longer.
+//!   That of a cache counts to the end: its log makes it long again, and not whole.
 //!
 //! # Not here
 //!
@@ -138,6 +139,11 @@ impl Fate {
         look.end().ok().flatten()
     }
 
+    /// L3.
+    fn least_end(&self, seen: &Seen) -> u64 {
+        self.cut.map_or(u64::MAX, |(end, _)| end).min(seen.size_bytes)
+    }
+
     pub(super) fn is_removed(&self) -> bool {
         matches!(self.place, Place::Removed { .. })
     }
@@ -215,8 +221,20 @@ impl Fate {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    /// The same of the file of the cache, as far as that is known.
+    /// The same of the file of the cache.
     pub(super) fn cache_text(&self) -> Option<String> {
+        let cut = self.cut.map(|(end, whole)| {
+            format!(
+                "{} was cut to {end} bytes while it was served, and the cache has {whole}: what lay behind is gone; `forebay scrub` reads the rest \
+                 again from the backing devices, and names what was dirty",
+                self.path.display()
+            )
+        });
+        let texts: Vec<String> = self.cache_misplaced_text().into_iter().chain(cut).collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
+    }
+
+    fn cache_misplaced_text(&self) -> Option<String> {
         let misplaced = self.misplaced()?;
         Some(match &self.place {
             Place::Moved(_) => {
@@ -273,7 +291,8 @@ impl Daemon {
             .volumes
             .iter_mut()
             .filter_map(|served| Some((served.fate.as_mut()?, engine.volume_bytes(served.index)?)));
-        let all = volumes.chain(self.cache_fate.as_mut().map(|fate| (fate, 0)));
+        let cache_bytes = self.server.shard.superblock().size_bytes;
+        let all = volumes.chain(self.cache_fate.as_mut().map(|fate| (fate, cache_bytes)));
         all.filter_map(|(fate, whole)| fate.begin(whole).then_some(fate.open)).collect()
     }
 
@@ -287,6 +306,11 @@ impl Daemon {
         let Some(fate) = &mut self.cache_fate else { return };
         let before = fate.cache_text();
         if let Some(seen) = fate.news(limit(fate)) {
+            // It may have been made smaller meanwhile, and its file is cut after that.
+            let bytes = self.server.shard.superblock().size_bytes.min(fate.whole);
+            if seen.size_bytes < bytes {
+                fate.cut = Some((fate.least_end(&seen), bytes));
+            }
             fate.place = seen.place;
             tell(before, fate.cache_text(), &fate.path);
         }
@@ -303,8 +327,7 @@ impl Daemon {
         };
         let before = text(fate);
         let bytes = bytes.min(fate.whole);
-        let least = fate.cut.map_or(u64::MAX, |(end, _)| end).min(seen.size_bytes);
-        fate.cut = (seen.size_bytes < bytes).then_some((least, bytes));
+        fate.cut = (seen.size_bytes < bytes).then(|| (fate.least_end(&seen), bytes));
         fate.place = seen.place;
         shard.note_end(served.index, fate.cut.map(|(end, _)| end));
         tell(before, text(fate), &fate.path);
