@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an operator may ask of the engine: volumes come and go, drain, stop, tell how it is.
 
-use crate::engine::{CacheHealth, Engine};
+use crate::engine::{Active, CacheHealth, Engine};
 use crate::format::entry::Kind;
 use crate::format::superblock::{self, Head, Mode, Order, Superblock};
 use crate::log::chain::Log;
@@ -9,7 +9,7 @@ use crate::log::recovery::RecoveredVolume;
 use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
 use crate::mutant::Mutant;
-use crate::op::around::AroundState;
+use crate::op::around::{Around, AroundState};
 use crate::op::stale::Stale;
 use crate::payload::Payload;
 use crate::policy::reserve::Reserve;
@@ -318,6 +318,13 @@ impl Engine {
     /// Everything up to it is on the backing device, and a crash does not forget that.
     pub fn durable_watermark(&self, volume: VolumeIndex) -> Option<Sequence> {
         self.volume_ref(volume).map(|state| state.log.durable.watermark)
+    }
+
+    /// What was placed when a write's turn came to go around the log, its own entry over what is clean included.
+    pub fn around_since(&self, tag: u32) -> Option<Sequence> {
+        let goes = |active: &&Active| matches!(active.around, Around::Writing(_));
+        let active = self.requests.iter().filter(goes).find(|it| it.request.tag == tag)?;
+        Some(active.sequence)
     }
 
     /// The last sequence that was placed.

@@ -146,7 +146,7 @@ pub(crate) struct Active {
     /// Effects under way.
     pub(crate) remaining: u32,
     pub(crate) failed: Option<RequestError>,
-    /// Last sequence it placed.
+    /// Last sequence it placed; while it goes around the log, what was placed when its turn came to.
     pub(crate) sequence: Sequence,
     pub(crate) edges_read: bool,
     /// Blocks of the run of writes that it ends.

@@ -129,9 +129,10 @@ impl World {
             watermark: engine.watermark(volume).unwrap_or_default(),
             durable_watermark: engine.durable_watermark(volume).unwrap_or_default(),
         };
+        let since = engine.around_since(tag).expect("it goes around");
         let cells = self.cells(index, first, end);
         let Some(around) = self.around.get_mut(index) else { return Ok(()) };
-        let mut issued = |(cell, _): &(usize, u64)| around.issued(*cell as u64, reached);
+        let mut issued = |(cell, _): &(usize, u64)| around.issued(*cell as u64, since, reached);
         cells.iter().try_for_each(&mut issued).map_err(Failure)
     }
 

@@ -196,6 +196,7 @@ impl Engine {
             How::Alone => self.entry_waits(volume), // A9
             _ => None,
         };
+        self.active(at).sequence = self.volume(volume).log.placed;
         if passes && self.is_written_back(volume, active.first, end) {
             self.active(at).around = Around::Behind(token);
             self.volume(volume).around.behind += 1;

@@ -98,14 +98,15 @@ impl Around {
         Ok(())
     }
 
-    /// A write around the log is asked of the backing device.
-    pub fn issued(&mut self, cell: u64, reached: Reached) -> Result<(), String> {
+    /// A write around the log is asked of the backing device; its turn came when all up to `since` was placed. A later entry is that of another one which
+    /// has a block together with it, and has not been asked for (A2 of `op::around`).
+    pub fn issued(&mut self, cell: u64, since: Sequence, reached: Reached) -> Result<(), String> {
         let Some(newest) = self.blocks.get_mut(&cell) else { return Ok(()) };
         let Newest { version, entry, entry_last, .. } = *newest;
         if version == Sequence(0) {
             return Ok(());
         }
-        if entry == Sequence(0) {
+        if entry == Sequence(0) || entry > since {
             newest.entry_last = true;
             newest.passing = match version > reached.watermark {
                 true => Passing::Issued,
@@ -181,5 +182,27 @@ impl Around {
                 "{version:?} of block {cell} counts as written back, and a write or a flush failed since"
             ))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two writes have a block together, of which the log held nothing any more (seeds 5000825, 5001559 and 5002257). The entry of the second was placed before the
+    /// first was asked for, in the same step, and was taken for one that should have come first.
+    #[test]
+    fn an_entry_that_came_after_a_writes_turn_is_not_its_own() {
+        let reached = Reached {
+            durable: Sequence(8),
+            watermark: Sequence(8),
+            durable_watermark: Sequence(8),
+        };
+        let mut around = Around::default();
+        around.placed(3, Kind::Data, Sequence(5), Sequence(0)).unwrap();
+        around.placed(3, Kind::Bypassed, Sequence(9), Sequence(8)).unwrap();
+        let mut waits_for_none = around.clone();
+        waits_for_none.issued(3, Sequence(8), reached).unwrap();
+        around.issued(3, Sequence(9), reached).unwrap_err();
     }
 }
