@@ -164,6 +164,7 @@ faults! {
     WaitsForHeldTail,
     UnreadStaysUnread,
     LessMemoryUntold,
+    EntryBeginsBatch,
     AgainTakenForDone,
     GoneTakenForRot,
     GapStays,

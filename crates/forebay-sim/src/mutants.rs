@@ -7,13 +7,14 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 36] = [
+pub const STORIES: [(Mutant, &str); 37] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BadHeaderStaysLast, "scrub.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadStays, "reserve.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
+    (Mutant::EntryBeginsBatch, "order.rs"),
     (Mutant::FailedOverNewer, "read_again.rs"),
     (Mutant::FrozenForgotten, "frozen.rs"),
     (Mutant::GapStays, "image.rs"),

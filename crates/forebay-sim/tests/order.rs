@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The order of a volume is changed around a crash.
 
-use crate::support::{ask, clean, headers, place, power_cut, settle, world_with};
+use crate::support::{
+    ask, clean, headers, place, power_cut, read, settle, stats, tell_with_and_without, world_with,
+};
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
@@ -197,4 +199,60 @@ fn what_relaxed_left_is_named_until_it_is_written_back() {
     change(&mut world, Order::Relaxed);
     change(&mut world, Order::Strict);
     assert!(!look(&world).2);
+}
+
+/// A write has gone around the log over what was clean, and more has been copied since than a batch looks at; write-back has passed all of that, since nothing was
+/// dirty. Then a block is written, and the process dies when the backing device has it. The batch that is built again begins at the entry: what follows
+/// counted, so it ended before the block that the first one had written. The device was ahead of the watermark from then on, and `status` called it a state that the
+/// volume had gone through (seed 6000726).
+fn a_batch_is_built_again_from_an_entry(mutants: Mutants) {
+    let mut world = world_with(200, |setup| {
+        setup.config.mutants = mutants;
+        (setup.config.close_after, setup.config.durable_after) = (1_000_000, 1_000_000);
+    });
+    let flush = |world: &mut World| {
+        settle(world);
+        ask(world, 0, Op::Flush, 0, 0);
+        settle(world);
+    };
+    let cutoff = |world: &mut World, blocks| {
+        world.engine.as_mut().expect("there is a process").set_cutoff(VOLUME, blocks);
+    };
+    ask(&mut world, 0, Op::Write { fua: true }, 1, 1);
+    settle(&mut world);
+    clean(&mut world, VOLUME);
+    world.volumes[0].bypasses();
+    cutoff(&mut world, 1);
+    ask(&mut world, 0, Op::Write { fua: false }, 1, 1);
+    flush(&mut world);
+    assert_eq!(stats(&world).bypassed_writes, 1);
+    cutoff(&mut world, 0);
+    // Apart, lest they be a run, which is not copied.
+    for at in 0..100 {
+        read(&mut world, 10 + at * 37 % 190).expect("it is read");
+    }
+    flush(&mut world);
+    assert!(stats(&world).fill_blocks > 64, "{}", stats(&world).fill_blocks);
+    while world.step().expect("it goes on") {}
+    ask(&mut world, 0, Op::Write { fua: false }, 5, 1);
+    flush(&mut world);
+    let stage = |world: &World| {
+        world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("attached").writeback
+    };
+    while stage(&world) != Stage::Flushing {
+        assert!(world.step().expect("it goes on"));
+    }
+    world.stop(Stop::Process);
+    world.open(Some(Stop::Process)).expect("it is opened");
+    world.put_in_order().expect("it goes on");
+    let begin = look(&world).0;
+    while look(&world).0 == begin {
+        assert!(world.step().expect("it goes on"), "each watermark is compared on the way");
+    }
+    assert!(look(&world).1, "the first batch covers all");
+}
+
+#[test]
+fn a_batch_that_is_built_again_looks_past_what_is_clean() {
+    tell_with_and_without(Mutant::EntryBeginsBatch, a_batch_is_built_again_from_an_entry);
 }

@@ -205,11 +205,12 @@ impl Engine {
         let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
         // Bounded by the batch's room, and by so many blocks of its range that are fills. Those before the first that is
-        // dirty do not count: a batch that a crash broke off may have begun behind them (`pass_clean`), and the one
-        // that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
+        // dirty do not count, whether what went around the log left entries among them or not: a batch that a crash broke off may have begun
+        // behind them (`pass_clean`), and the one that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
         let mut fills_left = 4 * self.config.batch_blocks_max;
         let (mut ahead_left, begin, mut passing) = (fills_left, cursor, false);
         let mut zeroing = 0u64;
+        let begins = self.config.mutants.is(Mutant::EntryBeginsBatch);
         while let Some(record) = self.record_at(volume, cursor) {
             let Record { segment: id, block, heading, last, next } = record;
             let blocks = heading.blocks;
@@ -239,11 +240,6 @@ impl Engine {
             if !batch.has_extent_room(count) {
                 break;
             }
-            for extent in extents.take(count) {
-                batch.push_extent(extent.extent());
-                zeroing = zeroing.saturating_add(state.writeback.takes(extent));
-            }
-            extent_at += count;
             for at in block + 1..block + blocks {
                 let slot = self.segments.slot(id, at);
                 match self.slots.held(slot) {
@@ -252,6 +248,15 @@ impl Engine {
                     _ => fills_left = fills_left.saturating_sub(1),
                 }
             }
+            for extent in extents.take(count) {
+                // There is nothing yet that it would keep from being written: like a fill.
+                if extent.kind == Kind::Bypassed && batch.is_empty() && !begins {
+                    continue;
+                }
+                batch.push_extent(extent.extent());
+                zeroing = zeroing.saturating_add(state.writeback.takes(extent));
+            }
+            extent_at += count;
             end = last;
             cursor = next;
         }
