@@ -22,9 +22,10 @@
 use crate::hide::Backing;
 use crate::{quoted, small_file};
 use anyhow::{Context, Result};
-use forebay::host::identity::Serial;
+use forebay::host::identity::{Fingerprint, Serial};
 use forebay::host::machine::{Host, Target};
 use forebay::shard::wall_now;
+use forebay_core::format::superblock::Volume;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
@@ -100,6 +101,9 @@ pub struct Record {
     /// When its backing file was written last, as it was then left, in nanoseconds since 1970; none while it is served, and of a block device.
     #[serde(default)]
     pub written_at: Option<u64>,
+    /// What the cache's superblock then said of when that was: with another, an opening that did not know of this record has written to it. None while it is served.
+    #[serde(default)]
+    pub backing_as_of: Option<u64>,
     /// The cache's generation when it was served; 0: a program from before has not told.
     #[serde(default)]
     pub generation: u32,
@@ -112,6 +116,14 @@ impl Record {
     /// The mark, if it counts for a volume with this attach generation (N3).
     pub fn mark_for(&self, attach_generation: u32) -> Option<Mark> {
         self.stale.filter(|mark| attach_generation <= mark.attach_generation)
+    }
+
+    /// Whether the volume was not served since that was written down, as far as its cache knows (M4 of `cmd/serve/stale.rs`).
+    pub fn is_as_left(&self, recorded: &Volume) -> bool {
+        let found = Fingerprint::decode(&recorded.fingerprint);
+        // A program from before has not told.
+        let is_same = self.backing_as_of.is_none_or(|left| left == recorded.backing_as_of);
+        is_same && found.is_ok_and(|found| found.has_content())
     }
 
     /// Whether that says the same, but for the generation.
@@ -370,6 +382,7 @@ mod tests {
             stale: None,
             left_at: None,
             written_at: None,
+            backing_as_of: None,
             generation: 3,
             sequence: 9,
         }

@@ -4,7 +4,7 @@
 
 use crate::support::{Daemon, Scratch, forebay, wait_for};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 const MIB: u64 = 1 << 20;
@@ -290,6 +290,14 @@ fn a_volume_keeps_its_logical_blocks_and_its_data_whatever_is_said_of_them() {
     daemon.stop("TERM");
 }
 
+/// Writes to a file's middle, so much later than what it has was written.
+fn write_middle(file: &Path, seconds: u64, byte: u8) {
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    let left = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(&[byte; 4096], 8 * MIB).unwrap();
+    file.set_modified(left + Duration::from_secs(seconds)).unwrap();
+}
+
 /// A file says when it was written, wherever that was: in its middle nothing else tells.
 #[test]
 fn a_file_that_was_written_in_its_middle_is_a_changed_one() {
@@ -297,12 +305,7 @@ fn a_file_that_was_written_in_its_middle_is_a_changed_one() {
     scratch.format("64M");
     let backing = scratch.file("backing", 16 * MIB);
     let volume = format!("v={}", backing.display());
-    let write = |seconds: u64, byte: u8| {
-        let file = std::fs::File::options().write(true).open(&backing).unwrap();
-        let left = file.metadata().unwrap().modified().unwrap();
-        file.write_all_at(&[byte; 4096], 8 * MIB).unwrap();
-        file.set_modified(left + Duration::from_secs(seconds)).unwrap();
-    };
+    let write = |seconds: u64, byte: u8| write_middle(&backing, seconds, byte);
     let daemon = scratch.serve(&["--volume", &volume]);
     scratch.connect("v").write(8 * MIB, &[7; 4096], true).unwrap();
     assert!(scratch.ask(&["drain"]).status.success());
@@ -333,4 +336,136 @@ fn a_file_that_was_written_in_its_middle_is_a_changed_one() {
     assert_eq!(client.read(8 * MIB, 4096).unwrap(), [10; 4096]);
     drop(client);
     daemon.stop("TERM");
+}
+
+const TOLD: &str = "backing device changed (the file was written to)";
+
+/// Two volumes that are clean and cached, each with `[7; 4096]` in its middle, and left; then the middle of `a` is written to by others.
+fn written_after_the_stop(name: &str) -> (Scratch, PathBuf) {
+    let scratch = Scratch::new(name);
+    scratch.format("64M");
+    let [a, b] = ["a", "b"].map(|name| scratch.file(name, 16 * MIB));
+    let volumes =
+        [&a, &b].map(|file| format!("{}={}", file.file_name().unwrap().display(), file.display()));
+    let daemon = scratch.serve(&["--volume", &volumes[0], "--volume", &volumes[1]]);
+    for name in ["a", "b"] {
+        scratch.connect(name).write(8 * MIB, &[7; 4096], true).unwrap();
+    }
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+    write_middle(&a, 9, 9);
+    (scratch, a)
+}
+
+fn ends(mut daemon: Daemon, signal: &str) {
+    match signal {
+        "KILL" => daemon.kill(),
+        _ => drop(daemon.stop(signal)),
+    }
+}
+
+/// What was written down when `a` was left counts until it is served, and no longer.
+fn is_told_once(scratch: &Scratch) {
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(daemon.said().contains(&format!("a: {TOLD}")), "{}", daemon.said());
+    assert!(!daemon.said().contains("b: backing"), "{}", daemon.said());
+    assert_eq!(scratch.connect("a").read(8 * MIB, 4096).unwrap(), [9; 4096], "not of the cache");
+    scratch.connect("a").write(8 * MIB, &[10; 4096], true).unwrap();
+    ends(daemon, "KILL");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(!daemon.said().contains("device changed"), "{}", daemon.said());
+    assert_eq!(scratch.connect("a").read(8 * MIB, 4096).unwrap(), [10; 4096]);
+    daemon.stop("TERM");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(!daemon.said().contains("device changed"), "{}", daemon.said());
+    daemon.stop("TERM");
+}
+
+/// Whatever opens the cache meanwhile and does not serve the volume leaves what is known of its file: `forget` of another did not.
+#[test]
+fn a_file_that_was_written_is_a_changed_one_behind_a_forget_of_another() {
+    let (scratch, _) = written_after_the_stop("changed-forget");
+    let forgot = forebay(["forget", "--cache", scratch.cache().to_str().unwrap(), "b"]);
+    assert!(forgot.status.success(), "{forgot:?}");
+    is_told_once(&scratch);
+}
+
+/// It waits for its file, which is changed meanwhile; the daemon is killed, or it is another volume's alone for a whole life.
+#[test]
+fn a_file_that_was_written_while_it_was_waited_for_is_a_changed_one() {
+    for end in ["KILL", "TERM"] {
+        let (scratch, a) = written_after_the_stop(&format!("changed-waits-{end}"));
+        let away = scratch.path("away");
+        std::fs::rename(&a, &away).unwrap();
+        for _ in 0..2 {
+            let daemon = scratch.serve::<&str>(&[]);
+            assert_eq!(scratch.status()["volumes"][0]["state"], "waiting");
+            scratch.connect("b").write(MIB, &[8; 4096], true).unwrap();
+            ends(daemon, end);
+        }
+        std::fs::rename(&away, &a).unwrap();
+        is_told_once(&scratch);
+    }
+}
+
+/// Something of it is dirty, so it waits for the operator: as long as it takes, and whatever becomes of the daemon.
+#[test]
+fn a_file_that_was_written_is_refused_until_he_has_answered() {
+    for end in ["KILL", "TERM"] {
+        let (scratch, a) = written_after_the_stop(&format!("changed-answer-{end}"));
+        let daemon = scratch.serve::<&str>(&[]);
+        dirties(&scratch);
+        daemon.stop("TERM");
+        write_middle(&a, 9, 11);
+        for _ in 0..2 {
+            let daemon = scratch.serve::<&str>(&[]);
+            let said = daemon.said();
+            assert!(
+                said.contains("since forebay stopped (the file was written to; left at "),
+                "{said}"
+            );
+            assert_eq!(scratch.status()["volumes"][0]["state"], "waiting");
+            ends(daemon, end);
+        }
+        let daemon = scratch.serve(&["--if-changed", "a=keep-dirty"]);
+        let mut client = scratch.connect("a");
+        assert_eq!(client.read(8 * MIB, 4096).unwrap(), [11; 4096]);
+        assert_eq!(client.read(MIB, 4096).unwrap(), [8; 4096]);
+        drop(client);
+        ends(daemon, "KILL");
+        let daemon = scratch.serve::<&str>(&[]);
+        assert_eq!(scratch.connect("a").read(MIB, 4096).unwrap(), [8; 4096]);
+        daemon.stop("TERM");
+    }
+}
+
+/// It was drained.
+fn dirties(scratch: &Scratch) {
+    let set = scratch.ask(&["set", "a", "mode=write-back"]);
+    assert!(set.status.success(), "{set:?}");
+    scratch.connect("a").write(MIB, &[8; 4096], true).unwrap();
+}
+
+/// A daemon that is killed before it serves has noted nothing: half of those that are killed as they start did.
+#[test]
+fn a_file_that_was_written_is_a_changed_one_to_who_comes_after_a_killed_start() {
+    let (scratch, a) = written_after_the_stop("changed-killed");
+    let start_and_kill = || {
+        for round in 0..16 {
+            let command = scratch.serve_command::<&str>(&[]);
+            Daemon::start_and_kill(command, Duration::from_millis(10 + round * 3));
+        }
+    };
+    start_and_kill();
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.connect("a").read(8 * MIB, 4096).unwrap(), [9; 4096], "not of the cache");
+    dirties(&scratch);
+    daemon.stop("TERM");
+    write_middle(&a, 9, 11);
+    for byte in 12..15 {
+        start_and_kill();
+        write_middle(&a, 9, byte);
+        let said = refused(&scratch, &["--volume", &format!("a={}", a.display())]);
+        assert!(said.contains("since forebay stopped (the file was written to"), "{said}");
+    }
 }

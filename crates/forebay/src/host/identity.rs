@@ -244,6 +244,11 @@ impl Fingerprint {
         Self { ends_crc: 0, superblock_crc: 0, ..self }
     }
 
+    /// Whether it says what the device holds: it was not served since that was noted.
+    pub fn has_content(&self) -> bool {
+        self.ends_crc != 0
+    }
+
     /// As it is recorded.
     pub fn encode(&self) -> [u8; FINGERPRINT_BYTES] {
         let mut bytes = [0; FINGERPRINT_BYTES];
@@ -374,7 +379,7 @@ pub fn compare(recorded: &Fingerprint, found: &Fingerprint) -> Match {
         what.push(Difference::Serial { recorded: recorded.serial, found: found.serial });
     }
     // I2
-    if recorded.ends_crc != 0 {
+    if recorded.has_content() {
         if recorded.ends_crc != found.ends_crc {
             what.push(Difference::Ends);
         }

@@ -174,7 +174,7 @@ pub(super) fn close_shard(
         }
     };
     if clean {
-        notes.write(shard.superblock().sequence);
+        notes.write(shard.superblock());
     }
     left.iter().for_each(|text| warn!("{text}"));
     // From here on others may have the devices, and write down what they do with them.

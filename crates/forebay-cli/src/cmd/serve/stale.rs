@@ -9,6 +9,10 @@
 //!   newer waits for the operator (`volumes.rs`, `--if-changed`).
 //! - **M3** That he keeps it is written down with the mark, and counts as long as the backing device is as we left it. Who
 //!   serves that without the cache voids it.
+//! - **M4** When a backing file was written last counts from a clean stop on until its volume is served again, however often the cache is opened meanwhile,
+//!   and whatever ends that: as what the superblock says of the file does, which is taken back, durably, before anything is written to
+//!   it (I2 of `host/identity.rs`). Where the cache wrote to the file in an opening that did not know what is written down here (another machine,
+//!   another state directory), it does not count.
 
 use super::{Daemon, Served};
 use crate::asking::Asking;
@@ -18,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use forebay::io::Device;
 use forebay::shard::{StaleWanted, uuid_text, wall_now};
 use forebay_core::engine::{CacheHealth, Engine};
-use forebay_core::format::superblock::Volume;
+use forebay_core::format::superblock::{Superblock, Volume};
 use forebay_core::op::stale::Stale;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
@@ -46,8 +50,6 @@ pub(super) struct Passed(Vec<(String, String)>);
 pub(super) struct LastNotes {
     dir: Option<StateDir>,
     records: Vec<(VolumeIndex, Record)>,
-    /// Of volumes that were not served: nobody has been at their backing files for all that is known, in this opening either.
-    idle: Vec<Record>,
 }
 
 impl LastNotes {
@@ -70,18 +72,14 @@ impl LastNotes {
         self.dir.as_ref().map_or_else(String::new, StateDir::option)
     }
 
-    /// Everything is durable, by a superblock of that sequence.
-    pub(super) fn write(&mut self, sequence: u64) {
-        for (_, record) in &mut self.records {
-            (record.left_at, record.sequence) = (Some(wall_now()), sequence);
+    /// Everything is durable, by that superblock.
+    pub(super) fn write(&mut self, superblock: &Superblock) {
+        for (index, record) in &mut self.records {
+            let recorded = superblock.volumes[usize::from(index.0)].as_ref();
+            record.backing_as_of = recorded.map(|it| it.backing_as_of);
+            (record.left_at, record.sequence) = (Some(wall_now()), superblock.sequence);
             if let Some(Err(error)) = self.dir.as_ref().map(|dir| dir.write(record)) {
                 warn!("{}: {error:#}", record.name);
-            }
-        }
-        for Record { cache, volume, name, generation, .. } in &self.idle {
-            let raise = |dir: &StateDir| dir.raise_generation(cache, volume, *generation);
-            if let Some(Err(error)) = self.dir.as_ref().map(raise) {
-                warn!("{name}: {error:#}");
             }
         }
     }
@@ -99,16 +97,12 @@ impl Daemon {
         }
     }
 
-    /// Whether somebody has written to a backing file since the last stop, if the cache was not opened elsewhere meanwhile, which would
-    /// know better. (Behind a power cut the file may have an older time.)
-    pub(super) fn is_written_since(&self, known: &Record, device: &dyn Device) -> bool {
+    /// Whether somebody has written to a backing file since its volume was left, as far as that tells (M4). (Behind a power cut the file may
+    /// have an older time.)
+    pub(super) fn is_written_since(recorded: &Volume, known: &Record, device: &dyn Device) -> bool {
         let times = known.written_at.zip(device.descriptor().and_then(backing::file_written_at));
-        self.is_next_to(known) && times.is_some_and(|(left, now)| now > left + WRITTEN_LATER_NANOS)
-    }
-
-    /// Whether the opening before this one wrote that down.
-    fn is_next_to(&self, known: &Record) -> bool {
-        known.generation.wrapping_add(1) == self.generation()
+        known.is_as_left(recorded)
+            && times.is_some_and(|(left, now)| now > left + WRITTEN_LATER_NANOS)
     }
 
     /// What is written down of a volume.
@@ -320,6 +314,7 @@ impl Daemon {
             stale: None,
             left_at: None,
             written_at: None,
+            backing_as_of: None,
             generation: self.generation(),
             sequence: 0,
         }
@@ -335,17 +330,7 @@ impl Daemon {
                 Record { generation: self.generation(), ..self.known_of(&served.uuid).ok()?? };
             Some((served.index, record))
         };
-        let records: Vec<(VolumeIndex, Record)> = served.filter_map(read).collect();
-        let recorded = self.server.shard.superblock().volumes.iter().flatten();
-        let known = recorded.filter_map(|it| self.known_of(&uuid_text(&it.uuid)).ok()?);
-        let is_idle = |it: &Record| {
-            it.written_at.is_some()
-                && self.is_next_to(it)
-                && records.iter().all(|served| served.1.volume != it.volume)
-        };
-        let raised = |it| Record { generation: self.generation(), ..it };
-        let idle = known.filter(is_idle).map(raised).collect();
-        LastNotes { dir: self.state_dir.clone(), records, idle }
+        LastNotes { dir: self.state_dir.clone(), records: served.filter_map(read).collect() }
     }
 
     /// Whether a failed cache is left out of all that is served.

@@ -265,7 +265,7 @@ impl Daemon {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
-        let is_written = |known| self.is_written_since(known, &looked.device);
+        let is_written = |known| Self::is_written_since(&recorded, known, &looked.device);
         if changed.is_empty() && known.as_ref().is_some_and(is_written) {
             changed.push("the file was written to".into());
         }
