@@ -3,8 +3,8 @@
 //!
 //! # Limits
 //!
-//! So many connections at once, one request each, each for so long: the next one waits in the
-//! socket's queue. The daemon is asked once a second at most.
+//! So many connections at once, one request each, each for so long. When all places are taken and one more comes, the oldest that has not asked for anything yet
+//! is closed; where all have asked, it waits for one of them. The daemon is asked once a second at most.
 
 use super::text::{CONTENT_TYPE, text};
 use crate::args::MetricsAddress;
@@ -18,13 +18,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore};
+use tokio::task::AbortHandle;
 
 /// Who may scrape at the same time.
 pub const CONNECTION_COUNT_MAX: usize = 16;
@@ -42,6 +45,9 @@ const STATUS_BYTES_MAX: u64 = 16 << 20;
 const FRESH: Duration = Duration::from_secs(1);
 /// After an accept that failed: descriptors are short, perhaps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// For what has come in to be read, before it is said that somebody has not asked.
+const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// Where scrapers come in, listened on already.
 #[derive(Debug)]
@@ -91,32 +97,59 @@ enum Listening {
     Tcp(TcpListener),
 }
 
-async fn accept(listening: Listening, answers: Arc<Answers>) {
-    let places = Arc::new(Semaphore::new(CONNECTION_COUNT_MAX));
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-        let answers = Arc::clone(&answers);
-        let accepted = match &listening {
-            Listening::Unix(listener) => listener.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move {
-                    serve(stream, answers).await;
-                    drop(place);
-                });
-            }),
-            Listening::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                tokio::spawn(async move {
-                    serve(stream, answers).await;
-                    drop(place);
-                });
-            }),
-        };
-        if accepted.is_err() {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+impl Listening {
+    async fn accept(&self) -> std::io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Listening::Unix(listener) => Box::new(listener.accept().await?.0),
+            Listening::Tcp(listener) => Box::new(listener.accept().await?.0),
+        })
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>) {
-    let service = service_fn(|request| respond(request, &answers));
+/// A connection, oldest first.
+struct Scraper {
+    task: AbortHandle,
+    /// Its request's head has come.
+    has_asked: Arc<AtomicBool>,
+}
+
+async fn accept(listening: Listening, answers: Arc<Answers>) {
+    let places = Arc::new(Semaphore::new(CONNECTION_COUNT_MAX));
+    let mut scrapers: VecDeque<Scraper> = VecDeque::with_capacity(CONNECTION_COUNT_MAX + 1);
+    loop {
+        let Ok(stream) = listening.accept().await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        if places.available_permits() == 0 {
+            tokio::time::sleep(READ_PAUSE).await;
+        }
+        scrapers.retain(|it| !it.task.is_finished());
+        let is_idle = |it: &&Scraper| !it.has_asked.load(Ordering::Relaxed);
+        if let Some(idle) = scrapers.iter().find(is_idle)
+            && places.available_permits() == 0
+        {
+            idle.task.abort();
+        }
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let (answers, asks) = (Arc::clone(&answers), Arc::clone(&has_asked));
+        let task = tokio::spawn(async move {
+            serve(stream, answers, asks).await;
+            drop(place);
+        });
+        scrapers.push_back(Scraper { task: task.abort_handle(), has_asked });
+    }
+}
+
+async fn serve(stream: impl Stream, answers: Arc<Answers>, has_asked: Arc<AtomicBool>) {
+    let service = service_fn(|request| {
+        has_asked.store(true, Ordering::Relaxed);
+        respond(request, &answers)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME_MAX)
