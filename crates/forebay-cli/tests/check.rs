@@ -236,3 +236,34 @@ fn a_record_that_rotted_before_a_checkpoint_is_nothing_lost() {
     assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);
     daemon.stop(&place);
 }
+
+/// The checkpoint has where its block is and what it should hold, but the block was looked at by nobody: nothing was said to be lost.
+#[test]
+fn a_bad_block_behind_a_header_that_rotted_before_a_checkpoint_is_named() {
+    let place = Place::new("checkheld");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    for lba in [3, 5, 7] {
+        daemon.client("v").write(lba * 4096, &[lba as u8; 4096], true).unwrap();
+    }
+    daemon.stop(&place);
+    let records = place.json(&["inspect", &cache, "entries", "--json", "--lba", "5"]);
+    let header = records[0]["address"].as_u64().unwrap();
+    let block = header + records[0]["rows"][0]["slot"].as_u64().unwrap() * 4096;
+    patch(&cache, header + 100, |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(done.stdout.contains(", 3 blocks checked, 12 KiB not on"), "{done:?}");
+    patch(&cache, block + 100, |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 4, "{done:?}");
+    let named = format!("\ndirty [P2] v LBA 5 + 1, byte 20480 (cache byte {block}): ");
+    assert!(done.stdout.contains(&named), "{done:?}");
+    assert!(done.stdout.contains(", 3 blocks checked, 12 KiB not on"), "{done:?}");
+    let daemon = place.serve(&["--cache", &cache]);
+    for lba in [3, 7] {
+        assert_eq!(daemon.client("v").read(lba * 4096, 4096).unwrap(), [lba as u8; 4096]);
+    }
+    assert!(daemon.client("v").read(5 * 4096, 4096).is_err());
+    daemon.stop(&place);
+}

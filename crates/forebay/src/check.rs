@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Checking a cache device without changing it: superblocks, every log as an opening would read
-//! it, and the checksum of every block in them.
+//! it, and the checksum of every block in them; of a record whose header rotted, too, where a checkpoint has what it held.
 //!
 //! The rules that findings cite are those of `docs/format.md`: V1 and V2 of reading a log, and P2,
 //! the promise that every block is checked.
@@ -8,11 +8,12 @@
 use crate::inspect::{InspectError, Inspection, RecordFound};
 use crate::shard::uuid_text;
 use forebay_core::format::bytes::{Seed, block_checksum};
-use forebay_core::format::entry::{Entry, Kind};
+use forebay_core::format::entry::Kind;
 use forebay_core::format::record;
 use forebay_core::format::superblock::Volume;
 use forebay_core::log::recovery::{Damage, Recovered};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, SegmentId, Sequence, VolumeIndex};
+use std::collections::BTreeSet;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,7 +162,7 @@ impl Checker<'_> {
                     volume,
                     Severity::Clean,
                     "V1",
-                    "a record rotted; the checkpoint has what it says, so nothing is lost as long as that is good"
+                    "a record rotted; the checkpoint has what it says, so that loses nothing as long as the checkpoint is good"
                         .to_owned(),
                 ),
                 Damage::Lost { volume, .. } => (
@@ -228,11 +229,22 @@ impl Checker<'_> {
         }
         self.check_lost(index, volume, opened);
         self.check_end(index, volume, opened);
+        let mut verified = BTreeSet::new();
         for (segment, block) in by_log.records(index) {
             // A hole: recovery has said so.
             let Ok(record) = self.inspection.record(segment, block) else { continue };
+            if !by_log.is_record(segment, block, &record.header) {
+                continue;
+            }
             checked.records += 1;
             checked.blocks += self.check_record(index, volume, &record, opened);
+            verified.insert((segment, block));
+        }
+        // A checkpoint has what records held whose headers rotted before it: guests read those blocks.
+        for place in opened.records(index) {
+            if !verified.contains(&place) {
+                checked.blocks += self.check_held(index, volume, place, opened);
+            }
         }
         self.volumes.push(checked);
     }
@@ -275,58 +287,116 @@ impl Checker<'_> {
     ) -> u64 {
         let superblock = self.inspection.superblock();
         let address = superblock.address(found.segment, found.block);
-        let mut bytes = vec![0; usize::from(found.header.blocks) * BLOCK_SIZE];
-        let readable = self.inspection.read(address, &mut bytes).is_ok();
+        let mut payload = self.read_payload(address, found.header.blocks);
         let mut count = 0;
         for number in 0..found.header.entry_count {
             let Ok(entry) = record::entry(&found.bytes, number) else { continue };
             let sequence = Sequence(found.header.sequence.0 + 1 + u64::from(number));
             let dirty = sequence > recovered.watermark(index) && is_guests(entry.kind);
             let severity = if dirty { Severity::Dirty } else { Severity::Clean };
-            let place = address + u64::from(entry.slot) * BLOCK_BYTES;
             let end = volume.size_bytes.div_ceil(BLOCK_BYTES);
             let problem = if entry.lba.0 + u64::from(entry.count) > end {
                 Some("the entry reaches past the volume's end".to_owned())
             } else if entry.kind.has_slot() && entry.kind != Kind::Void {
                 count += 1;
-                let slot = usize::from(entry.slot) * BLOCK_SIZE;
-                let seed = Seed::new(superblock.key, place, found.header.segment_sequence);
-                let block = &mut bytes[slot..slot + BLOCK_SIZE];
-                // One bad sector fails the whole read, but only its own block.
-                let read = readable || self.inspection.read(place, block).is_ok();
+                let life = found.header.segment_sequence;
                 let newest =
                     recovered.is_newest(index, entry.lba, found.segment, found.block + entry.slot);
-                let age = if newest { "" } else { ", a version that was overwritten since" };
-                match read {
-                    false => Some(format!("the block cannot be read{age}")),
-                    true if seed.apply(block_checksum(block)) != entry.crc => {
-                        Some(format!("the block's checksum is wrong{age}"))
-                    }
-                    true => None,
-                }
+                self.verify(&mut payload, entry.slot, life, entry.crc).map(|it| aged(it, newest))
             } else {
                 None
             };
             if let Some(text) = problem {
-                self.find_block(severity, volume, &entry, place, text);
+                let (blocks, place) = ((entry.lba, entry.count.into()), payload.place(entry.slot));
+                self.find_blocks(severity, volume, blocks, place, text);
             }
         }
         count
     }
 
-    fn find_block(
+    /// The blocks of a record whose header rotted, by what a checkpoint says of them; says how many there were.
+    fn check_held(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        (segment, begin): (SegmentId, u16),
+        recovered: &Recovered,
+    ) -> u64 {
+        let held: Vec<_> = recovered.held_by(segment, begin).collect();
+        let Some((last, _)) = held.last() else { return 0 };
+        let address = self.inspection.superblock().address(segment, begin);
+        let mut payload = self.read_payload(address, last - begin + 1);
+        let is_dirty = recovered.sequence_at((segment, begin)) >= recovered.watermark(index);
+        for (block, held) in &held {
+            let (slot, life) = (block - begin, recovered.life(segment));
+            let Some(problem) = self.verify(&mut payload, slot, life, held.crc) else { continue };
+            let dirty = is_dirty && !held.fill;
+            let severity = if dirty { Severity::Dirty } else { Severity::Clean };
+            let newest = recovered.is_newest(index, held.lba, segment, *block);
+            let text = aged(problem, newest);
+            self.find_blocks(severity, volume, (held.lba, 1), payload.place(slot), text);
+        }
+        held.len() as u64
+    }
+
+    fn read_payload(&self, address: u64, blocks: u16) -> Payload {
+        let mut bytes = vec![0; usize::from(blocks) * BLOCK_SIZE];
+        let readable = self.inspection.read(address, &mut bytes).is_ok();
+        Payload { address, bytes, readable }
+    }
+
+    /// What is wrong with the block that lies so many behind the header.
+    fn verify(
+        &self,
+        payload: &mut Payload,
+        slot: u16,
+        life: u64,
+        crc: u32,
+    ) -> Option<&'static str> {
+        let place = payload.place(slot);
+        let at = usize::from(slot) * BLOCK_SIZE;
+        let block = &mut payload.bytes[at..at + BLOCK_SIZE];
+        // One bad sector fails the whole read, but only its own block.
+        if !payload.readable && self.inspection.read(place, block).is_err() {
+            return Some("the block cannot be read");
+        }
+        let seed = Seed::new(self.inspection.superblock().key, place, life);
+        (seed.apply(block_checksum(block)) != crc).then_some("the block's checksum is wrong")
+    }
+
+    fn find_blocks(
         &mut self,
         severity: Severity,
         volume: &Volume,
-        entry: &Entry,
+        (lba, blocks): (Lba, u64),
         place: u64,
         text: String,
     ) {
         let finding = self.find(severity, "P2", text);
         finding.volume = Some(volume.name.clone());
-        (finding.lba, finding.blocks) = (Some(entry.lba.0), entry.count.into());
+        (finding.lba, finding.blocks) = (Some(lba.0), blocks);
         finding.cache_byte = Some(place);
     }
+}
+
+/// A record as it lies on the cache device, read at once.
+struct Payload {
+    address: u64,
+    bytes: Vec<u8>,
+    /// All of it could be read.
+    readable: bool,
+}
+
+impl Payload {
+    /// Where the block that lies so many behind the header is on the cache device.
+    fn place(&self, slot: u16) -> u64 {
+        self.address + u64::from(slot) * BLOCK_BYTES
+    }
+}
+
+fn aged(problem: &str, newest: bool) -> String {
+    let age = if newest { "" } else { ", a version that was overwritten since" };
+    format!("{problem}{age}")
 }
 
 /// Whether an entry of this kind holds what a guest did, and the backing device may lack.

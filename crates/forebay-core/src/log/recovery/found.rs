@@ -3,6 +3,7 @@
 
 use crate::format::checkpoint::Written;
 use crate::format::entry::Kind;
+use crate::format::record::Header;
 use crate::format::superblock::Head;
 use crate::log::chain::{Log, Marks};
 use crate::log::image::Row;
@@ -202,7 +203,7 @@ impl Recovered {
     }
 
     /// The sequence of the record that begins there.
-    fn sequence_at(&self, (id, block): (SegmentId, u16)) -> Sequence {
+    pub fn sequence_at(&self, (id, block): (SegmentId, u16)) -> Sequence {
         let offset = self.slots.heading(self.segments.slot(id, block)).sequence_offset;
         Sequence(self.segments.get(id).first_sequence.0 + u64::from(offset))
     }
@@ -223,6 +224,25 @@ impl Recovered {
         all
     }
 
+    /// Whether the record that begins there is the one with this header: not a hole, and not what an earlier life of the segment left.
+    pub fn is_record(&self, id: SegmentId, block: u16, header: &Header) -> bool {
+        self.life(id) == header.segment_sequence && self.sequence_at((id, block)) == header.sequence
+    }
+
+    /// The life of a segment, which is in the seed of its blocks' checksums.
+    pub fn life(&self, id: SegmentId) -> u64 {
+        self.segments.get(id).sequence
+    }
+
+    /// The blocks of the record that begins there, and what each should hold. A checkpoint has that of records whose headers rotted
+    /// before it.
+    pub fn held_by(&self, id: SegmentId, begin: u16) -> impl Iterator<Item = (u16, Held)> + '_ {
+        let end = self.slots.heading(self.segments.slot(id, begin)).end(begin);
+        let held = move |block| self.slots.held(self.segments.slot(id, block));
+        (begin + 1..end.min(self.segments.get(id).used))
+            .filter_map(move |block| held(block).map(|held| (block, held)))
+    }
+
     /// A block whose newest version is on the backing device, with an older one in the log that a batch would write over it: nothing pending voids
     /// that (A5 of `op::around`). There is none.
     pub fn unvoided(&self, volume: VolumeIndex) -> Option<Lba> {
@@ -230,12 +250,8 @@ impl Recovered {
         let would_be_written = |at: &(SegmentId, u16)| self.sequence_at(*at) > state.log.watermark;
         let records = self.records(volume).into_iter().filter(would_be_written);
         let mut dirty = records.flat_map(|(id, begin)| {
-            let end = self.slots.heading(self.segments.slot(id, begin)).end(begin);
-            let held = move |block| self.slots.held(self.segments.slot(id, block));
-            let position = move |block| self.segments.position(id, block);
-            (begin + 1..end).filter_map(move |block| {
-                held(block).filter(|held| !held.fill).map(|held| (held.lba, position(block)))
-            })
+            let written = self.held_by(id, begin).filter(|(_, held)| !held.fill);
+            written.map(move |(block, held)| (held.lba, self.segments.position(id, block)))
         });
         dirty.find_map(|(lba, position)| {
             let found = self.find(volume, lba);
