@@ -11,7 +11,7 @@
 //!
 //! - **N1** The payload of a write stays where it was received until the engine has answered: the device may read it all that time. What
 //!   comes meanwhile goes elsewhere (`input`), so that the input is no bound of what is under way.
-//! - **N2** A command is answered once, after all its pieces are.
+//! - **N2** A command is answered once, after all its pieces are. One that never came whole is not: to who asked, the connection ended.
 //! - **N3** A connection is gone only when nothing of it is under way, and nothing is left to do of what was received whole: a client may
 //!   end behind what it has asked for.
 //! - **N4** When its turn ends it waits for input, unless it takes none or another turn is sure to
@@ -73,6 +73,8 @@ struct UnderWay {
     memory: Option<(Run, Span)>,
     /// A flush follows once the rest is done.
     flush_after: bool,
+    /// Its payload never came whole: nobody is answered (N2).
+    is_given_up: bool,
 }
 
 impl UnderWay {
@@ -87,6 +89,7 @@ impl UnderWay {
             error: None,
             memory: None,
             flush_after: false,
+            is_given_up: false,
         }
     }
 
@@ -446,8 +449,8 @@ impl Connection {
         }
     }
 
-    /// Ends a long write whose client is gone before all of it came (N3): the pieces that came are
-    /// written, the rest never will be.
+    /// Ends a long write of which not all came before the connection ended (N3): the pieces that came are
+    /// written, the rest never will be. In a stop its client is there, and would take an error for its disk's.
     fn give_up_streaming(&mut self) {
         let Some(slot) = self.streaming else { return };
         if self.is_receiving || !(self.is_closing || self.is_broken) {
@@ -460,10 +463,9 @@ impl Connection {
         }
         self.streaming = None;
         state.is_submitted = true;
-        state.error.get_or_insert(NbdError::Io);
+        state.is_given_up = true;
         if state.pieces == 0 {
-            self.under_way[slot] = None;
-            self.free.push(slot);
+            self.end(slot);
         }
     }
 
@@ -825,6 +827,9 @@ impl Connection {
         }
         if state.pieces > 0 || !state.is_submitted && !caches {
             return;
+        }
+        if state.is_given_up {
+            return self.end(slot);
         }
         if caches && let Some((run, _)) = state.memory.take() {
             pool.give(run);

@@ -61,6 +61,12 @@ impl Program {
         shard.has_answers() || shard.reactor.in_flight() > 0
     }
 
+    /// It ends, and none goes on.
+    pub(in crate::nbd::connection) fn stopped(self) {
+        let (unfinished, shard) = self.server.stop(LIMIT).unwrap();
+        drop((shard, unfinished)); // L1
+    }
+
     /// Another program goes on. Gives how many connections it was left.
     fn upgraded(self) -> (Program, usize) {
         let Program { server, passage, lasting } = self;

@@ -11,6 +11,7 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
 use forebay_testing::Random;
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -208,6 +209,46 @@ fn who_ends_within_writes_that_share_blocks_with_others_leaves_whole_pieces() {
             let wanted = &wanted[from as usize..(from + length) as usize];
             is_there(&mut program, &mut stays, from, wanted);
         }
+    }
+}
+
+/// A stop, or the client's end of its side, comes in the middle of a long write whose first pieces are at the device: the client was told
+/// that its disk has an error. It finds that the connection has ended.
+#[test]
+fn a_long_write_that_never_came_whole_is_not_answered() {
+    let content = content();
+    for (is_stop, reactor) in [
+        (false, ReactorKind::Auto),
+        (true, ReactorKind::Auto),
+        (false, ReactorKind::Threads),
+        (true, ReactorKind::Threads),
+    ] {
+        let (gate, mut program, mut streams) = gated(reactor, 1);
+        let all = writes(&content, 0, 4 * MIB, 1);
+        let mut rest = &all[..all.len() - MIB as usize];
+        say_all(&mut program, &mut streams[0], &mut rest, 0);
+        assert!(rest.is_empty() && gate.waiting() >= 2 * MIB);
+        let mut heard = Vec::new();
+        if is_stop {
+            let opens = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(300));
+                gate.open(true);
+            });
+            program.stopped();
+            opens.join().unwrap();
+            streams[0].read_to_end(&mut heard).unwrap();
+        } else {
+            streams[0].shutdown(Shutdown::Write).unwrap();
+            (0..50).for_each(|_| program.turn());
+            gate.open(true);
+            let begun = Instant::now();
+            while let Err(error) = streams[0].read_to_end(&mut heard) {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                assert!(begun.elapsed() < LIMIT);
+                program.turn();
+            }
+        }
+        assert_eq!(heard, [0; 0], "stop: {is_stop}, {reactor:?}");
     }
 }
 
