@@ -218,7 +218,7 @@ pub(super) struct Connection {
     is_broken: bool,
     /// What was put aside cannot be read any more (A3).
     is_unreadable: bool,
-    /// The client has said that it ends, or something that cannot be understood: what comes after
+    /// The client has said that it ends, or something that cannot be understood, or broke off: what comes after
     /// that is no command any more.
     is_over: bool,
     /// It is brought to rest, to be carried to the next program (`carry`).
@@ -450,7 +450,7 @@ impl Connection {
     }
 
     /// Ends a long write of which not all came before the connection ended (N3): the pieces that came are
-    /// written, the rest never will be. In a stop its client is there, and would take an error for its disk's.
+    /// written, the rest never will be, and what came of it is no command. In a stop its client is there, and would take an error for its disk's.
     fn give_up_streaming(&mut self) {
         let Some(slot) = self.streaming else { return };
         if self.is_receiving || !(self.is_closing || self.is_broken) {
@@ -461,7 +461,7 @@ impl Connection {
         if !self.is_broken && self.input.available() as u64 >= bytes {
             return;
         }
-        self.streaming = None;
+        (self.streaming, self.is_over) = (None, true);
         state.is_submitted = true;
         state.is_given_up = true;
         if state.pieces == 0 {

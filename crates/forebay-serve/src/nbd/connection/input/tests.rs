@@ -252,6 +252,29 @@ fn a_long_write_that_never_came_whole_is_not_answered() {
     }
 }
 
+/// What had come of its last piece was taken for commands once the pieces before it were at the device: whoever may write to a file of a
+/// guest could so have anything done to its disk.
+#[test]
+fn what_came_of_a_broken_off_write_is_no_command() {
+    const ELSEWHERE: u64 = 40 * MIB;
+    for reactor in [ReactorKind::Auto, ReactorKind::Threads] {
+        let (gate, mut program, mut streams) = gated(reactor, 2);
+        let mut content = content();
+        let hidden = [&header(command::WRITE, 7, ELSEWHERE, 4096)[..], &[7; 4096]].concat();
+        content[MIB as usize..][..hidden.len()].copy_from_slice(&hidden);
+        let all = writes(&content, 0, 4 * MIB, 1);
+        let mut some = &all[..RequestHeader::BYTES + MIB as usize + hidden.len()];
+        let mut ends = streams.remove(0);
+        say_all(&mut program, &mut ends, &mut some, 0);
+        assert!(some.is_empty() && gate.waiting() == MIB, "{} bytes", gate.waiting());
+        drop(ends);
+        (0..50).for_each(|_| program.turn());
+        gate.open(true);
+        is_there(&mut program, &mut streams[0], 0, &content[..MIB as usize]);
+        is_there(&mut program, &mut streams[0], ELSEWHERE, &[0; 4096]);
+    }
+}
+
 /// I2: a client stops in the middle of a payload, or of a header, while the device has what came before, and the connection is in a
 /// shared buffer, or has as many as it may. When the device has answered, another may read as much as there is memory for.
 #[test]
