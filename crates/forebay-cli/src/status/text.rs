@@ -90,7 +90,7 @@ impl VolumeStatus {
         out!("  backing {}{model}{with}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
-            dirty += &format!(", the oldest for {age:.0} s");
+            dirty += &format!(", the oldest for {age:.0} s or more");
         }
         dirty += &format!("; write-back {}", self.writeback);
         if self.writeback_bytes_per_second > 0.0 {
