@@ -36,7 +36,7 @@ pub struct VolumeChecked {
 
 #[derive(Debug, Serialize)]
 pub struct FindingTold {
-    /// `note`, `clean` (the backing device has it, too) or `dirty` (nothing else has it).
+    /// `note`, `clean` (the backing device has it, too, or it was overwritten since) or `dirty` (nothing else has it).
     pub severity: &'static str,
     /// The rule of the format that is broken, by the names of `docs/format.md`.
     pub rule: &'static str,

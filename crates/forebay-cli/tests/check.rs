@@ -267,3 +267,72 @@ fn a_bad_block_behind_a_header_that_rotted_before_a_checkpoint_is_named() {
     assert!(daemon.client("v").read(5 * 4096, 4096).is_err());
     daemon.stop(&place);
 }
+
+#[test]
+fn a_bad_block_that_was_overwritten_since_loses_nothing() {
+    let place = Place::new("checkolder");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    for byte in [1, 2] {
+        daemon.client("v").write(5 * 4096, &[byte; 4096], true).unwrap();
+    }
+    daemon.stop(&place);
+    let places = entries(&place, &cache);
+    patch(&cache, places[0], |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(done.stdout.contains("\nclean [P2] v LBA 5 + 1, byte 20480"), "{done:?}");
+    assert!(done.stdout.contains("a version that was overwritten since\n"), "{done:?}");
+    patch(&cache, places[1], |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 4, "{done:?}");
+    assert!(done.stdout.contains("damage: 1 in data that is not on its backing"), "{done:?}");
+}
+
+/// Whoever opens the cache without a checkpoint learns of the header before what came later: each block was told to be lost, and counted.
+#[test]
+fn what_a_rotten_header_held_and_was_written_again_since_is_not_lost() {
+    let place = Place::new("checkagain");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    for (lba, blocks, byte) in [(3, 1, 1), (5, 3, 2), (9, 1, 3), (5, 2, 4)] {
+        daemon.client("v").write(lba * 4096, &vec![byte; blocks * 4096], true).unwrap();
+    }
+    // So much that what a killed process leaves in memory is of later segments.
+    daemon.client("v").write(1 << 20, &[1; 1 << 20], true).unwrap();
+    daemon.kill();
+    let records = place.json(&["inspect", &cache, "entries", "--json", "--lba", "7"]);
+    let address = records[0]["address"].as_u64().unwrap();
+    patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 4, "{done:?}");
+    for wanted in ["\nclean [V1] v LBA 5 + 2,", "\ndirty [V1] v LBA 7 + 1,"] {
+        assert!(done.stdout.contains(wanted), "{done:?}");
+    }
+    let daemon = place.serve(&["--cache", &cache]);
+    assert_eq!(daemon.client("v").read(5 * 4096, 2 * 4096).unwrap(), [4; 2 * 4096]);
+    assert!(daemon.client("v").read(7 * 4096, 4096).is_err());
+    let counts = |place: &Place| {
+        let status = place.json(&["status", "--json", "--control", &place.text("control")]);
+        let volume = &status["volumes"][0];
+        ["lost_blocks", "lost_blocks_now"].map(|name| volume[name].as_u64().unwrap())
+    };
+    assert_eq!(counts(&place), [1, 1]);
+    daemon.client("v").write(7 * 4096, &[5; 4096], true).unwrap();
+    assert_eq!(counts(&place), [1, 0]);
+    // Nothing of what the header held is lost now.
+    let said = daemon.kill();
+    assert!(
+        said.contains(
+            "at byte 20480 were dirty and their record rotted; they were overwritten since"
+        ),
+        "{said}"
+    );
+    assert!(said.contains("v: lost 1 dirty block,"), "{said}");
+    let done = place.run(&["check", &cache]);
+    assert!(!done.stdout.contains("dirty ["), "{done:?}");
+    let daemon = place.serve(&["--cache", &cache]);
+    assert_eq!(daemon.client("v").read(7 * 4096, 4096).unwrap(), [5; 4096]);
+    assert_eq!(counts(&place), [0, 0]);
+    daemon.stop(&place);
+}

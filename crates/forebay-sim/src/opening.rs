@@ -27,7 +27,7 @@ use forebay_core::log::recovery::{
     reopen,
 };
 use forebay_core::mutant::Mutant;
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, SegmentId, Tick, VolumeIndex};
 use std::collections::BTreeMap;
 
 pub(crate) struct Reader<'a>(pub(crate) &'a crate::device::Device);
@@ -316,8 +316,53 @@ impl World {
         Ok(())
     }
 
+    /// What a rotten header held is told to be lost where reads fail, and to be overwritten where they do not.
+    fn check_told(&self, recovered: &Recovered) -> Result<(), Failure> {
+        for damage in &recovered.damage {
+            let (index, first, count, told_lost) = match *damage {
+                Damage::Lost { volume, lba, count } => (volume, lba, count, true),
+                Damage::Replaced { volume, lba, count } => (volume, lba, count, false),
+                _ => continue,
+            };
+            let volume = &self.volumes[usize::from(index.0)];
+            let mut all = (0..volume.cells()).map(|cell| Lba(volume.lba(cell)));
+            let differs = |lba: &Lba| {
+                (first..first + count).contains(lba) && recovered.is_lost(index, *lba) != told_lost
+            };
+            if let Some(lba) = all.find(differs) {
+                return Err(Failure(format!(
+                    "{lba:?} is lost or not, and told otherwise: {damage:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// As many blocks count as lost as are: of what rotten headers held, and at all.
+    fn check_count(engine: &Engine, index: usize, (found, now): (u64, u64)) -> Result<(), Failure> {
+        let Some(status) = engine.status(VolumeIndex(index as u8)) else { return Ok(()) };
+        let counted = (status.stats.lost_blocks, status.lost_blocks_now);
+        if counted != (found, now) {
+            return Err(Failure(format!(
+                "volume {index} has lost {found} blocks with headers, and {now} are lost; it counts {counted:?}"
+            )));
+        }
+        Ok(())
+    }
+
     pub(crate) fn start(&mut self, recovered: Recovered) -> Result<(), Failure> {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
+        self.check_told(&recovered)?;
+        let lost = |index: usize| {
+            let volume = VolumeIndex(index as u8);
+            let found = recovered.damage.iter().filter_map(|damage| match damage {
+                Damage::Lost { volume: of, count, .. } if *of == volume => Some(*count),
+                _ => None,
+            });
+            let now = recovered.lost(volume).into_iter().map(|range| range.1);
+            (found.sum::<u64>(), now.sum::<u64>())
+        };
+        let lost: Vec<(u64, u64)> = (0..self.volumes.len()).map(lost).collect();
         self.found_lost = None;
         for damage in &recovered.damage {
             if let Damage::Lost { volume, .. } = damage {
@@ -326,6 +371,7 @@ impl World {
             self.marks.hit(match damage {
                 Damage::Cut { .. } => "log cut",
                 Damage::Lost { .. } => "rot known",
+                Damage::Replaced { .. } => "rot known, and overwritten since",
                 Damage::Unknown { .. } => "rot unknown",
                 Damage::Clean { .. } => "rot clean",
             });
@@ -347,9 +393,10 @@ impl World {
         self.bound = Bound::new(&self.superblock, self.volumes.len(), &config);
         self.memory.restart(window_frames(&config));
         let engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
-        for index in 0..self.volumes.len() {
+        for (index, lost) in lost.into_iter().enumerate() {
             let volume = VolumeIndex(index as u8);
             self.volumes[index].closed = None;
+            World::check_count(&engine, index, lost)?;
             if let (Some(prefix), Some(status)) =
                 (&mut self.volumes[index].prefix, engine.status(volume))
             {

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 pub enum Severity {
     /// As it should be after a crash.
     Note,
-    /// Something the backing device has as well, or the other copy of the superblock.
+    /// Something the backing device has as well, or the other copy of the superblock, or that was overwritten since: nobody wants it.
     Clean,
     /// Something that nothing else has.
     Dirty,
@@ -158,7 +158,11 @@ impl Checker<'_> {
         let hidden = hidden.map(|damage| (damage, opened.from_checkpoint));
         for (damage, is_hidden) in opened.damage.iter().map(|it| (it, false)).chain(hidden) {
             let (index, severity, rule, text) = match *damage {
-                Damage::Lost { volume, .. } | Damage::Unknown { volume, .. } if is_hidden => (
+                Damage::Lost { volume, .. }
+                | Damage::Replaced { volume, .. }
+                | Damage::Unknown { volume, .. }
+                    if is_hidden =>
+                (
                     volume,
                     Severity::Clean,
                     "V1",
@@ -170,6 +174,13 @@ impl Checker<'_> {
                     Severity::Dirty,
                     "V1",
                     "the record that held these dirty blocks rotted".to_owned(),
+                ),
+                Damage::Replaced { volume, .. } => (
+                    volume,
+                    Severity::Clean,
+                    "V1",
+                    "the record that held these dirty blocks rotted; they were overwritten since"
+                        .to_owned(),
                 ),
                 Damage::Unknown { volume, .. } => (
                     volume,
@@ -203,7 +214,7 @@ impl Checker<'_> {
             let finding = self.find(severity, rule, text);
             finding.volume = name;
             finding.cache_byte = place;
-            if let Damage::Lost { lba, count, .. } = *damage {
+            if let Damage::Lost { lba, count, .. } | Damage::Replaced { lba, count, .. } = *damage {
                 (finding.lba, finding.blocks) = (Some(lba.0), count);
             }
         }
@@ -293,22 +304,20 @@ impl Checker<'_> {
             let Ok(entry) = record::entry(&found.bytes, number) else { continue };
             let sequence = Sequence(found.header.sequence.0 + 1 + u64::from(number));
             let dirty = sequence > recovered.watermark(index) && is_guests(entry.kind);
-            let severity = if dirty { Severity::Dirty } else { Severity::Clean };
             let end = volume.size_bytes.div_ceil(BLOCK_BYTES);
-            let problem = if entry.lba.0 + u64::from(entry.count) > end {
-                Some("the entry reaches past the volume's end".to_owned())
+            let place = payload.place(entry.slot);
+            if entry.lba.0 + u64::from(entry.count) > end {
+                let severity = if dirty { Severity::Dirty } else { Severity::Clean };
+                let text = "the entry reaches past the volume's end".to_owned();
+                self.find_blocks(severity, volume, (entry.lba, entry.count.into()), place, text);
             } else if entry.kind.has_slot() && entry.kind != Kind::Void {
                 count += 1;
                 let life = found.header.segment_sequence;
-                let newest =
-                    recovered.is_newest(index, entry.lba, found.segment, found.block + entry.slot);
-                self.verify(&mut payload, entry.slot, life, entry.crc).map(|it| aged(it, newest))
-            } else {
-                None
-            };
-            if let Some(text) = problem {
-                let (blocks, place) = ((entry.lba, entry.count.into()), payload.place(entry.slot));
-                self.find_blocks(severity, volume, blocks, place, text);
+                let problem = self.verify(&mut payload, entry.slot, life, entry.crc);
+                let Some(problem) = problem else { continue };
+                let at = (found.segment, found.block + entry.slot);
+                let (severity, text) = judged(problem, dirty, index, entry.lba, at, recovered);
+                self.find_blocks(severity, volume, (entry.lba, 1), place, text);
             }
         }
         count
@@ -330,10 +339,8 @@ impl Checker<'_> {
         for (block, held) in &held {
             let (slot, life) = (block - begin, recovered.life(segment));
             let Some(problem) = self.verify(&mut payload, slot, life, held.crc) else { continue };
-            let dirty = is_dirty && !held.fill;
-            let severity = if dirty { Severity::Dirty } else { Severity::Clean };
-            let newest = recovered.is_newest(index, held.lba, segment, *block);
-            let text = aged(problem, newest);
+            let (dirty, at) = (is_dirty && !held.fill, (segment, *block));
+            let (severity, text) = judged(problem, dirty, index, held.lba, at, recovered);
             self.find_blocks(severity, volume, (held.lba, 1), payload.place(slot), text);
         }
         held.len() as u64
@@ -394,9 +401,21 @@ impl Payload {
     }
 }
 
-fn aged(problem: &str, newest: bool) -> String {
-    let age = if newest { "" } else { ", a version that was overwritten since" };
-    format!("{problem}{age}")
+/// How bad it is that a block is bad: of a version that nobody reads nothing is lost.
+fn judged(
+    problem: &str,
+    dirty: bool,
+    index: VolumeIndex,
+    lba: Lba,
+    (segment, block): (SegmentId, u16),
+    recovered: &Recovered,
+) -> (Severity, String) {
+    let is_read = recovered.is_newest(index, lba, segment, block)
+        && recovered.newest(index, lba).is_some()
+        || recovered.is_lost(index, lba);
+    let age = if is_read { "" } else { ", a version that was overwritten since" };
+    let severity = if dirty && is_read { Severity::Dirty } else { Severity::Clean };
+    (severity, format!("{problem}{age}"))
 }
 
 /// Whether an entry of this kind holds what a guest did, and the backing device may lack.

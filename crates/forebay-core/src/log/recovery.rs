@@ -215,6 +215,7 @@ fn recover_from<R: CacheReader>(
     // Behind all volumes: what a log has for sure is not taken for another's.
     recovery.fill_gaps();
     let Recovery { mut found, image, .. } = recovery;
+    found.end_written();
     if let Some(image) = &image {
         found.slot_runs.clone_from(&image.slot_runs);
     }

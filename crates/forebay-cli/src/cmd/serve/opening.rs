@@ -309,6 +309,13 @@ impl Daemon {
                 size(count * BLOCK_BYTES),
                 lba.bytes()
             ),
+            Damage::Replaced { volume, lba, count } => format!(
+                "{}: {} at byte {} were dirty and their record rotted; they were overwritten since, so \
+                 nothing of that is lost",
+                name(volume),
+                size(count * BLOCK_BYTES),
+                lba.bytes()
+            ),
             Damage::Unknown { volume, segment, block } => format!(
                 "{}: a dirty record rotted (segment {}, block {block}) and nothing says what it \
                  held; the volume is frozen, see `forebay check`",

@@ -5,6 +5,7 @@ use crate::format::checkpoint::Written;
 use crate::format::entry::Kind;
 use crate::format::record::Header;
 use crate::format::superblock::Head;
+use crate::log::append::EAGER_BLOCKS;
 use crate::log::chain::{Log, Marks};
 use crate::log::image::Row;
 use crate::log::lost::each_held;
@@ -15,7 +16,7 @@ use crate::map::slots::{Held, Slots};
 use crate::policy::writeback::Cursor;
 use crate::units::{Lba, Ordinal, SegmentId, Sequence, Slot, Tick, VolumeIndex};
 use crate::volume::PendingExtent;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 /// What was found damaged. Nothing else is affected.
@@ -23,6 +24,15 @@ use alloc::vec::Vec;
 pub enum Damage {
     /// A record's header rotted; these blocks were dirty and are lost.
     Lost {
+        /// Whose.
+        volume: VolumeIndex,
+        /// First block.
+        lba: Lba,
+        /// Blocks.
+        count: u64,
+    },
+    /// A record's header rotted; these blocks were dirty, and were overwritten by what later records hold: nobody reads them.
+    Replaced {
         /// Whose.
         volume: VolumeIndex,
         /// First block.
@@ -299,20 +309,70 @@ impl Recovered {
         ranges
     }
 
-    /// Blocks under lost extents that have newer data, in order. By what the log holds: an extent may be far longer.
+    /// Ends the loss of what was written since (L3 of `log::lost`), for the whole log is known now, and tells it apart in what was
+    /// damaged.
+    pub(super) fn end_written(&mut self) {
+        for at in 0..self.volumes.len() {
+            let written = self.written_since_lost(VolumeIndex(at as u8));
+            if let Some(state) = &mut self.volumes[at] {
+                for lba in written {
+                    // It is over anyway; without room it is seen to be when its segment is emptied.
+                    state.extents.try_cut(lba);
+                }
+            }
+        }
+        let mut lost: BTreeMap<VolumeIndex, Vec<(Lba, u64)>> = BTreeMap::new();
+        for found in core::mem::take(&mut self.damage) {
+            let Damage::Lost { volume, lba, count } = found else {
+                self.damage.push(found);
+                continue;
+            };
+            let lost = lost.entry(volume).or_insert_with(|| self.lost(volume));
+            for (lba, count, is_lost) in divided(lba, count, lost) {
+                if is_lost {
+                    self.damage.push(Damage::Lost { volume, lba, count });
+                    continue;
+                }
+                match self.damage.last_mut() {
+                    Some(Damage::Replaced { volume: of, lba: first, count: before })
+                        if *of == volume && *first + *before == lba =>
+                    {
+                        *before += count;
+                    }
+                    _ => self.damage.push(Damage::Replaced { volume, lba, count }),
+                }
+                if let Some(Some(state)) = self.volumes.get_mut(usize::from(volume.0)) {
+                    state.lost_blocks -= count;
+                }
+            }
+        }
+    }
+
+    /// Blocks under lost extents that have newer data, in order.
     fn written_since_lost(&self, volume: VolumeIndex) -> Vec<Lba> {
         let Some(state) = self.volume(volume).filter(|state| state.extents.lost_len() > 0) else {
             return Vec::new();
         };
-        let mut written = Vec::new();
         let (index, extents) = (&self.index, &state.extents);
-        each_held(&self.segments, &self.slots, state.log.oldest, |lba, slot, position| {
-            let is_newer = |it: &Extent| it.kind == Kind::Lost && position >= it.position;
-            if index.get(volume, lba) == Some(slot) && extents.get(lba).is_some_and(is_newer) {
-                written.push(lba);
-            }
-            true
-        });
+        let is_long = |it: &Extent| it.end - it.start > u64::from(EAGER_BLOCKS);
+        let lost = || extents.iter().filter(|it| it.kind == Kind::Lost);
+        let short = lost().filter(|it| !is_long(it)).flat_map(|it| (it.start.0..it.end.0).map(Lba));
+        let mut written: Vec<Lba> =
+            short.filter(|lba| self.newest(volume, *lba).is_some()).collect();
+        // Too long to ask for each block: whatever the log holds is asked instead.
+        if lost().any(is_long) {
+            let is_newer = |it: &Extent, position| {
+                it.kind == Kind::Lost && is_long(it) && position >= it.position
+            };
+            each_held(&self.segments, &self.slots, state.log.oldest, |lba, slot, position| {
+                if extents.get(lba).is_some_and(|it| is_newer(it, position))
+                    && index.get(volume, lba) == Some(slot)
+                {
+                    written.push(lba);
+                }
+                true
+            });
+        }
         written.sort_unstable();
         written
     }
@@ -375,11 +435,53 @@ impl Recovered {
     }
 }
 
+/// The parts of a range, in order, and whether each is in one of these others, which are in order and apart.
+fn divided(lba: Lba, count: u64, others: &[(Lba, u64)]) -> Vec<(Lba, u64, bool)> {
+    let (mut from, end) = (lba, lba + count);
+    let mut parts = Vec::new();
+    let before = others.partition_point(|(first, count)| *first + *count <= lba);
+    for (first, count) in others[before..].iter().take_while(|it| it.0 < end) {
+        let (start, stop) = ((*first).max(lba), (*first + *count).min(end));
+        if from < start {
+            parts.push((from, start - from, false));
+        }
+        parts.push((start, stop - start, true));
+        from = stop;
+    }
+    if from < end {
+        parts.push((from, end - from, false));
+    }
+    parts
+}
+
 /// Puts `start..end` behind what is there, if anything is in it.
 fn push(ranges: &mut Vec<(Lba, u64)>, start: Lba, end: Lba) {
     match ranges.last_mut() {
         _ if start >= end => {}
         Some((first, count)) if *first + *count == start => *count += end - start,
         _ => ranges.push((start, end - start)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_divided_where_others_begin_and_end() {
+        let divided = |lba, count, others: &[(u64, u64)]| {
+            let others: Vec<_> = others.iter().map(|it| (Lba(it.0), it.1)).collect();
+            let parts = divided(Lba(lba), count, &others).into_iter();
+            parts.map(|(lba, count, is_in)| (lba.0, count, is_in)).collect::<Vec<_>>()
+        };
+        assert_eq!(divided(5, 10, &[]), [(5, 10, false)]);
+        assert_eq!(divided(5, 10, &[(0, 5), (15, 2)]), [(5, 10, false)]);
+        assert_eq!(divided(5, 10, &[(0, 40)]), [(5, 10, true)]);
+        assert_eq!(divided(5, 10, &[(5, 10)]), [(5, 10, true)]);
+        assert_eq!(
+            divided(5, 10, &[(0, 6), (14, 9)]),
+            [(5, 1, true), (6, 8, false), (14, 1, true)]
+        );
+        assert_eq!(divided(5, 3, &[(6, 1)]), [(5, 1, false), (6, 1, true), (7, 1, false)]);
     }
 }
