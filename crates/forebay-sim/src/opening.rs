@@ -339,10 +339,14 @@ impl World {
     }
 
     /// As many blocks count as lost as are: of what rotten headers held, and at all.
-    fn check_count(engine: &Engine, index: usize, (found, now): (u64, u64)) -> Result<(), Failure> {
+    fn check_count(
+        engine: &Engine,
+        index: usize,
+        (found, now, has_room): (u64, u64, bool),
+    ) -> Result<(), Failure> {
         let Some(status) = engine.status(VolumeIndex(index as u8)) else { return Ok(()) };
         let counted = (status.stats.lost_blocks, status.lost_blocks_now);
-        if counted != (found, now) {
+        if counted.0 != found || counted.1 < now || has_room && counted.1 > now {
             return Err(Failure(format!(
                 "volume {index} has lost {found} blocks with headers, and {now} are lost; it counts {counted:?}"
             )));
@@ -360,9 +364,9 @@ impl World {
                 _ => None,
             });
             let now = recovered.lost(volume).into_iter().map(|range| range.1);
-            (found.sum::<u64>(), now.sum::<u64>())
+            (found.sum::<u64>(), now.sum::<u64>(), recovered.has_extent_room(volume))
         };
-        let lost: Vec<(u64, u64)> = (0..self.volumes.len()).map(lost).collect();
+        let lost: Vec<(u64, u64, bool)> = (0..self.volumes.len()).map(lost).collect();
         self.found_lost = None;
         for damage in &recovered.damage {
             if let Damage::Lost { volume, .. } = damage {

@@ -342,10 +342,15 @@ impl Recovered {
                     _ => self.damage.push(Damage::Replaced { volume, lba, count }),
                 }
                 if let Some(Some(state)) = self.volumes.get_mut(usize::from(volume.0)) {
-                    state.lost_blocks -= count;
+                    state.lost_blocks = state.lost_blocks.saturating_sub(count);
                 }
             }
         }
+    }
+
+    /// Whether its ranges have room for another one: without, a lost one may go on over a block that was written since.
+    pub fn has_extent_room(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_none_or(|state| state.extents.room() > 0)
     }
 
     /// Blocks under lost extents that have newer data, in order.
