@@ -90,6 +90,7 @@ faults! {
     LostItemUnmarked,
     LostItemUnread,
     WatermarkWithinHole,
+    BorderHidesHole,
     HoleVoidsNothing,
     GoneEndsLog,
     UnsaidEndCounts,

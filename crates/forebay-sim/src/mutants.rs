@@ -7,9 +7,10 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 37] = [
+pub const STORIES: [(Mutant, &str); 38] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BadHeaderStaysLast, "scrub.rs"),
+    (Mutant::BorderHidesHole, "frozen.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadStays, "reserve.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),

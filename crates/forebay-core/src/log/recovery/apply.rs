@@ -4,7 +4,7 @@
 use super::gap::Gap;
 use super::read::{BATCH, Step};
 use super::steps::Steps;
-use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery};
+use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery, SEQUENCE_GAP};
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, Header, Item, Link};
 use crate::format::superblock::Head;
@@ -202,9 +202,14 @@ impl<R: CacheReader> Recovery<'_, R> {
         let within = next.item_count > 0 && !self.mutants.is(Mutant::WatermarkWithinHole);
         let first = next.previous.sequence;
         let clean = first < out.log.watermark || first == out.log.watermark && !within;
-        // Sequences have no gap but between two openings: else more than one record is missing.
+        // Sequences have no gap but between two openings, and a wide one there (less what was void and not seen): else more than one record
+        // is missing. Of what lies before the first one that is there nothing is known.
         let one_opening = self.closed_generation == next.open_generation;
-        let alone = out.log.closed.0 + 1 == next.previous.sequence.0 || !one_opening;
+        let (closed, missing) = (out.log.closed.0, next.previous.sequence.0);
+        let is_wide = missing.saturating_sub(closed) > SEQUENCE_GAP / 2;
+        let is_wide = is_wide || self.mutants.is(Mutant::BorderHidesHole);
+        let begins = !one_opening && (is_wide || out.log.newest.is_none());
+        let alone = closed + 1 == missing || begins;
         // V11. Where a checkpoint begins is said by that.
         let from_start = self.closed_generation == 0;
         let said =
