@@ -128,6 +128,7 @@ impl Engine {
             frozen: false,
             forgot: Ordinal(0),
             head: Head::NONE,
+            captured: Sequence(0),
         };
         let volume = Volume::new(
             index,

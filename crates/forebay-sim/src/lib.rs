@@ -3,7 +3,7 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`flight`], `happen`, `turn`, `watch`,
-//! [`guest`], [`operator`], [`stop`], [`again`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed
+//! [`guest`], [`operator`], [`stop`], [`again`], [`handover`], [`opening`], `supposed`, the machine between them; [`setup`], [`run`] and `aim`, what a seed
 //! makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
@@ -39,6 +39,7 @@ pub mod setup;
 pub mod stale;
 pub mod stop;
 mod superblock;
+mod supposed;
 mod turn;
 pub mod volume;
 mod watch;

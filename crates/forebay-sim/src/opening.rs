@@ -178,6 +178,10 @@ impl World {
                         stop == Some(Stop::Power) || power_failed || stop.is_some() && unheard,
                     );
                     self.choose_again(stop, power_failed);
+                    let mut random = self.chance(0x509A);
+                    if random.one_in(2) {
+                        self.suppose_rot(&mut random)?;
+                    }
                     return self.start(recovered);
                 }
                 Err(Crashed(Stop::Process)) => {
@@ -497,6 +501,11 @@ impl World {
         attempt.flushed = true;
         latch_dropped(&mut superblock, &recovered, &attempt.ends, mutants);
         let next = reopen(&superblock, &recovered, mutants);
+        let named = next.checkpoint_sequence > 0;
+        if self.setup.watched && named && !recovered.from_checkpoint {
+            // T3 of `log::checkpoint`: from now on segments are taken in another order than it has.
+            return Err(Failure("a checkpoint that was not used is named still".into()));
+        }
         let again = self.recover(&next, Writer::MayHaveLostPower);
         recovery_is_repeatable::compare(&self.volumes, &recovered, &again).map_err(Failure)?;
         self.same_without_checkpoint(&superblock, &recovered, attempt.writer)?;

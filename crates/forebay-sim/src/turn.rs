@@ -122,6 +122,7 @@ impl World {
         let result = self.happen(&flight);
         self.done = Done::of(&flight.effect).or(self.done);
         self.note_done(&flight.effect);
+        self.flushed |= result.is_ok() && matches!(flight.effect, Effect::FlushCache { .. });
         if result.is_ok() {
             self.durable.done(&flight.effect);
         }
@@ -150,6 +151,9 @@ impl World {
         self.reservations.check(engine, volumes, &mut self.marks).map_err(Failure)?;
         self.watch();
         self.watch_scrub();
+        if std::mem::take(&mut self.flushed) {
+            self.suppose_now_and_then()?;
+        }
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;

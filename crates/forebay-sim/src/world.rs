@@ -131,6 +131,8 @@ pub struct World {
     pub(crate) marked: Option<VolumeIndex>,
     pub(crate) cut_at_marks: bool,
     pub(crate) healing: Option<(usize, u64)>,
+    /// The cache device has just been flushed.
+    pub(crate) flushed: bool,
     /// What was read ahead last: volume, first block, the one behind.
     pub(crate) ahead: Option<(usize, u64, u64)>,
     /// The checkpoint of which the superblock of another size may have taken a page: the machine stopped before it counted.
@@ -212,6 +214,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            flushed: false,
             ahead: None,
             overwritten_checkpoint: 0,
         }
@@ -271,6 +274,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            flushed: false,
             ahead: None,
             overwritten_checkpoint: self.overwritten_checkpoint,
         }

@@ -12,6 +12,7 @@ pub mod one_copy_is_durable;
 pub mod recovery_is_repeatable;
 pub mod reservations_are_kept;
 pub mod rests_on_what_is_durable;
+pub mod rot_is_known;
 pub mod sequences_have_no_gap;
 pub mod time_alone;
 pub mod watermark_is_prefix;

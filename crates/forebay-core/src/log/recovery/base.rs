@@ -116,7 +116,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         out.log.last = volume.start.link;
         (out.log.closed, out.log.placed) = (volume.start.through, volume.start.through);
         out.log.dirtied = volume.dirtied;
-        out.head = volume.start;
+        (out.head, out.captured) = (volume.start, volume.start.through);
         if volume.forgot && !self.mutants.is(Mutant::UnreadStaysUnread) {
             out.forgot = volume.start.ordinal;
         }

@@ -85,6 +85,8 @@ pub struct RecoveredVolume {
     /// now, or not before; 0: none.
     pub(crate) forgot: Ordinal,
     pub(crate) head: Head,
+    /// Up to here it was found in the checkpoint; 0: none was used.
+    pub(crate) captured: Sequence,
 }
 
 impl RecoveredVolume {
@@ -101,6 +103,7 @@ impl RecoveredVolume {
             frozen: false,
             forgot: Ordinal(0),
             head: Head::NONE,
+            captured: Sequence(0),
         }
     }
 
@@ -390,6 +393,11 @@ impl Recovered {
     /// The last sequence of a volume's log, or of what is on its backing device.
     pub fn end_of(&self, volume: VolumeIndex) -> Sequence {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.closed)
+    }
+
+    /// Up to here the log was not read: the checkpoint that was used has it; 0: none was.
+    pub fn captured(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.captured)
     }
 
     /// The last sequence of what is on no backing device; 0: all of it is.
