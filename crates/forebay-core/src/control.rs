@@ -75,6 +75,8 @@ pub struct VolumeStatus {
     pub in_doubt: bool,
     /// They have all the room there is for ranges: zeroing, discards and writes around the log are refused.
     pub lost_full: bool,
+    /// What its write-back cannot end without found no segment of the cache at all: others give one.
+    pub lacks: bool,
     /// Segments its log has.
     pub segments: u32,
     /// What it is to have of the cache, whatever the others do.
@@ -466,6 +468,7 @@ impl Engine {
             bad_read: state.bad_read,
             in_doubt: self.is_in_doubt(state),
             lost_full: state.writeback.stuck || state.extents.is_all_lost(),
+            lacks: state.lacks,
             segments: log.segment_count,
             reserve: state.reserve,
             reserved_segments: state.reserved,

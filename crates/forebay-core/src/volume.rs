@@ -107,6 +107,8 @@ pub struct Volume {
     pub(crate) starved: bool,
     /// It found none because the volume may not have another segment now.
     pub(crate) refused: bool,
+    /// What write-back cannot end without found no segment at all.
+    pub(crate) lacks: bool,
     /// Of the extents there was no room for one more: reclaiming segments ends some.
     pub(crate) extents_full: bool,
     /// As of this change of the extents the tail cannot be emptied: what is lost in it finds no room (C5 of `log::reclaim`).
@@ -181,6 +183,7 @@ impl Volume {
             through_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             starved: false,
             refused: false,
+            lacks: false,
             extents_full: false,
             tail_held: None,
             forgot: found.forgot,

@@ -19,8 +19,8 @@
 //! - **G3** Reservations together are at most [`usable`]: while all volumes are within theirs the pool is not low. So when it is, somebody
 //!   gives, unless all who hold more have a tail that is held (C5 of `log::reclaim`).
 //! - **G4** Nobody has less than [`RESERVED_MIN`]: others with a dead backing device do not stop it. For the same reason each log has a part
-//!   of the pool for its own notes (P3 of `append`). Where others pin what was reserved later, or for a volume that came later, that may be
-//!   used up: then whoever holds more than [`RESERVED_MIN`], clean, gives, reserved or not.
+//!   of the pool for its own notes (P3 of `append`). Where others pin what was reserved later, or for a volume that came later, or where openings
+//!   that soon end take a segment each, that may be used up: then whoever holds more than [`RESERVED_MIN`], clean, gives, reserved or not.
 //!
 //! # Not here
 //!
@@ -210,13 +210,13 @@ impl Engine {
         self.all_volumes().any(|it| it.refused && it.log.segment_count < RESERVED_MIN)
     }
 
-    /// Whether nothing is left for it of what is kept, either.
+    /// Whether nothing is left for it of what is kept, either, or for what some volume's write-back cannot end without.
     pub(crate) fn somebody_lacks(&self) -> bool {
         let free = self.segments.free_count() + self.retired;
         // Asked at each step: volumes are only counted where there may be as many.
         free as usize <= self.volume_end
             && free <= self.all_volumes().count() as u32
-            && self.somebody_waits_below()
+            && (self.somebody_waits_below() || self.all_volumes().any(|it| it.lacks))
     }
 
     /// Whether a volume must give to itself: a write of it was refused a segment that it has a right to, and nobody gives one.
@@ -317,6 +317,9 @@ mod tests {
     }
 
     extern crate std;
+    use crate::blank::{self, Nothing, VOLUME};
+    use crate::engine::Config;
+    use crate::format::superblock::{NewCache, Superblock, Volume as Recorded};
     use std::vec::Vec;
 
     #[test]
@@ -371,5 +374,42 @@ mod tests {
                 assert!(usable == 0 || segments - usable >= low, "G3: {segments}, {volumes}");
             }
         }
+    }
+
+    /// Openings that soon ended had taken all that is kept for notes, and the rest was another volume's, clean and reserved: nobody gave, a block that
+    /// was lost could not be named, its batch did not end, and writes of that volume waited for ever (seed 6001263).
+    #[test]
+    fn who_has_what_is_reserved_gives_it_for_what_write_back_cannot_end_without() {
+        let new = NewCache {
+            size_bytes: 64 << 20,
+            segment_bytes: 64 << 10,
+            uuid: [1; 16],
+            key: 7,
+            now: 1,
+        };
+        let formatted = Superblock::format(&new).unwrap();
+        let recorded = |number| Recorded::empty([number; 16], "v", 1 << 30);
+        let mut engine = blank::engine(&formatted, Config::default(), &recorded(0));
+        let other = VolumeIndex(1);
+        engine.attach(other, &recorded(1));
+        engine.serve(other, true);
+        let state = engine.volume(other);
+        (state.log.segment_count, state.log.clean_count, state.reserved) = (6, 5, 7);
+        let taken = core::iter::from_fn(|| engine.segments.take_free()).last();
+        let gives = |engine: &Engine| {
+            let all = [VOLUME, other].map(|it| engine.gives(engine.volume_ref(it).unwrap()));
+            (all, engine.pool_wants_segments(false))
+        };
+        // Nobody needs it.
+        assert_eq!(gives(&engine), ([false, false], true));
+        assert!(!engine.needed_room(VOLUME, 0, &mut Nothing));
+        assert_eq!(gives(&engine), ([false, true], true));
+        // Nobody is left with less than nobody goes without.
+        engine.volume(other).log.segment_count = RESERVED_MIN;
+        assert_eq!(gives(&engine), ([false, false], true));
+        engine.volume(other).log.segment_count = 6;
+        engine.segments.put_free(taken.unwrap());
+        assert!(engine.needed_room(VOLUME, 0, &mut Nothing));
+        assert_eq!(gives(&engine), ([false, false], true));
     }
 }

@@ -4,7 +4,7 @@
 //! After every event:
 //!
 //! - What reclaim took of a volume for others left it what it has reserved, unless a write of one of them waited that had not even what
-//!   nobody goes without, or its growth did, which needs an entry in the log.
+//!   nobody goes without, or its growth did, which needs an entry in the log, or nothing was left for what was lost or refused.
 //! - What guests placed did not pin what others have reserved: the claims of all volumes and what is kept for notes fit into the
 //!   cache, but for segments that notes took, and as long as the operator changes nothing.
 
@@ -23,7 +23,7 @@ pub struct Reservations {
     /// Segments that claims had beyond what there is, and how many there are.
     excess: u32,
     segments: u32,
-    /// A write or a growth waited of a volume that had less than nobody goes without (G4).
+    /// A write or a growth waited of a volume that had less than nobody goes without, or a note of one (G4).
     lacked: bool,
 }
 
@@ -70,7 +70,9 @@ impl Reservations {
             let volume = VolumeIndex(index as u8);
             let grows = engine.growth(volume) == Some(Growth::Settling);
             let status = engine.status(volume);
-            status.is_some_and(|it| (it.waiting > 0 || grows) && it.segments < RESERVED_MIN)
+            status.is_some_and(|it| {
+                it.lacks || (it.waiting > 0 || grows) && it.segments < RESERVED_MIN
+            })
         };
         let lacking = (0..volumes).any(lacks);
         self.lacked |= lacking;
