@@ -75,7 +75,7 @@ pub struct VolumeStatus {
     pub in_doubt: bool,
     /// They have all the room there is for ranges: zeroing, discards and writes around the log are refused.
     pub lost_full: bool,
-    /// What its write-back cannot end without found no segment of the cache at all: others give one.
+    /// What its last batch found lost could not be named: there was no segment for that at all. Others give one if they can.
     pub lacks: bool,
     /// Segments its log has.
     pub segments: u32,

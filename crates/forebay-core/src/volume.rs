@@ -107,7 +107,7 @@ pub struct Volume {
     pub(crate) starved: bool,
     /// It found none because the volume may not have another segment now.
     pub(crate) refused: bool,
-    /// What write-back cannot end without found no segment at all.
+    /// What its last batch found lost could not be named: there was no segment for that at all.
     pub(crate) lacks: bool,
     /// Of the extents there was no room for one more: reclaiming segments ends some.
     pub(crate) extents_full: bool,

@@ -162,6 +162,7 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
         if world.late.is_some() && Random::new(mix(world.order ^ 0x1A7E)).one_in(300) {
             world.serve_late()?;
         }
+        make_room(world)?;
         if world.random.one_in(world.setup.operator) && !world.cache_failed {
             world.operate()?;
         }
@@ -251,6 +252,20 @@ fn only_the_failed_wait(world: &World) -> bool {
     asked.all(|asked| world.volumes[usize::from(asked.request.volume.0)].device.failed)
 }
 
+/// When crash came upon crash there may be no room to name what is lost (`docs/faults.md`), and a request waits for that: those come whose
+/// dirty data takes the room.
+fn make_room(world: &mut World) -> Outcome {
+    let status = |index: usize| world.engine.as_ref()?.status(VolumeIndex(index as u8));
+    let lacks = |index: usize| status(index).is_some_and(|it| it.lacks);
+    let waits = world.asked.values().any(|asked| world.now - asked.since > WAIT_MAX / 4);
+    if !waits || !(0..world.volumes.len()).any(lacks) {
+        return Ok(());
+    }
+    world.marks.hit("no room to name what is lost");
+    revive(world);
+    world.serve_late()
+}
+
 /// Whether a request waits that should have been answered: of a volume whose backing device
 /// works, whatever the others' do.
 fn waits_too_long(world: &World) -> bool {
@@ -307,6 +322,7 @@ pub(crate) fn settle_volume(world: &mut World, index: usize) -> Outcome {
         if !given && !world.step()? || world.now - begun > WAIT_MAX {
             return Err(stuck(world));
         }
+        make_room(world)?;
     }
     Ok(())
 }

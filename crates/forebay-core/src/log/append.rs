@@ -73,20 +73,6 @@ impl Engine {
         found
     }
 
-    /// The same for what write-back cannot end without: what was lost, and what its device refuses. If there is no segment for it, whoever can
-    /// gives one (G4 of `policy::reserve`).
-    pub(crate) fn needed_room(
-        &mut self,
-        volume: VolumeIndex,
-        slots: u16,
-        payload: &mut impl Payload,
-    ) -> bool {
-        let found = self.own_room(volume, slots, payload);
-        let is_empty = self.segments.free_count() == 0;
-        self.volume(volume).lacks = !found && is_empty;
-        found
-    }
-
     /// The same for a note: writers pay for it, unless refused blocks may be what it is of (H2).
     pub(crate) fn note_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
         match self.volume(volume).parked.is_empty() {

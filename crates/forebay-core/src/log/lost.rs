@@ -110,7 +110,7 @@ impl Engine {
             if !left || !state.extents.has_room_over(lba, lba + 1) {
                 return Noted::NoRoom;
             }
-            if !self.needed_room(volume, 0, payload) {
+            if !self.own_room(volume, 0, payload) {
                 return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, lba, 1, payload);
@@ -164,7 +164,7 @@ impl Engine {
             if !self.volume(volume).extents.has_room_over(extent.start, from) {
                 return Noted::NoRoom;
             }
-            if !self.needed_room(volume, 0, payload) {
+            if !self.own_room(volume, 0, payload) {
                 return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, extent.start, blocks, payload);

@@ -71,7 +71,7 @@ impl Engine {
             };
             let sequence = self.segments.get(id).sequence;
             let older = |other: &Volume| {
-                let tail = self.reclaimable(other.index).filter(|_| self.gives(other));
+                let tail = self.reclaimable(other.index).filter(|_| self.has_clean_tail(other));
                 tail.is_some_and(|id| self.segments.get(id).sequence < sequence)
             };
             if !own && self.all_volumes().any(older) {

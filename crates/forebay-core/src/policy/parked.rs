@@ -348,7 +348,7 @@ impl Engine {
             self.refuse_writes(volume);
             return false;
         }
-        if !self.needed_room(volume, 1, payload) {
+        if !self.own_room(volume, 1, payload) {
             self.lanes[lane].failed = true;
             return false;
         }

@@ -193,9 +193,9 @@ impl Engine {
         self.retired > 0 || self.all_volumes().any(|volume| self.has_clean_tail(volume))
     }
 
-    /// Whether a volume's log could give a segment to others now (G1).
+    /// Whether a volume's log could give a segment to others now (G1). One that lacks a segment itself may have in its tail what it needs that for.
     pub(crate) fn has_clean_tail(&self, volume: &Volume) -> bool {
-        self.gives(volume) && self.reclaimable(volume.index).is_some()
+        !volume.lacks && self.gives(volume) && self.reclaimable(volume.index).is_some()
     }
 
     /// Whether others' needs may take of a volume (G1, G4).
@@ -210,7 +210,7 @@ impl Engine {
         self.all_volumes().any(|it| it.refused && it.log.segment_count < RESERVED_MIN)
     }
 
-    /// Whether nothing is left for it of what is kept, either, or for what some volume's write-back cannot end without.
+    /// Whether nothing is left for it of what is kept, either, or for a volume to name what a batch found lost.
     pub(crate) fn somebody_lacks(&self) -> bool {
         let free = self.segments.free_count() + self.retired;
         // Asked at each step: volumes are only counted where there may be as many.
@@ -320,6 +320,8 @@ mod tests {
     use crate::blank::{self, Nothing, VOLUME};
     use crate::engine::Config;
     use crate::format::superblock::{NewCache, Superblock, Volume as Recorded};
+    use crate::log::segment::State;
+    use crate::units::Ordinal;
     use std::vec::Vec;
 
     #[test]
@@ -377,9 +379,10 @@ mod tests {
     }
 
     /// Openings that soon ended had taken all that is kept for notes, and the rest was another volume's, clean and reserved: nobody gave, a block that
-    /// was lost could not be named, its batch did not end, and writes of that volume waited for ever (seed 6001263).
+    /// was lost could not be named, its batch did not end, and writes of that volume waited for ever (seed 6001263). The other one gives
+    /// now, though who lacks the segment has an older one that is clean: it may be what is lost there that it must name.
     #[test]
-    fn who_has_what_is_reserved_gives_it_for_what_write_back_cannot_end_without() {
+    fn who_has_what_is_reserved_gives_it_to_who_cannot_name_what_is_lost() {
         let new = NewCache {
             size_bytes: 64 << 20,
             segment_bytes: 64 << 10,
@@ -393,23 +396,42 @@ mod tests {
         let other = VolumeIndex(1);
         engine.attach(other, &recorded(1));
         engine.serve(other, true);
-        let state = engine.volume(other);
-        (state.log.segment_count, state.log.clean_count, state.reserved) = (6, 5, 7);
-        let taken = core::iter::from_fn(|| engine.segments.take_free()).last();
+        for volume in [VOLUME, other] {
+            hold_clean(&mut engine, volume, 6);
+            engine.volume(volume).reserved = 7;
+        }
+        while engine.segments.take_free().is_some() {}
         let gives = |engine: &Engine| {
-            let all = [VOLUME, other].map(|it| engine.gives(engine.volume_ref(it).unwrap()));
-            (all, engine.pool_wants_segments(false))
+            [VOLUME, other].map(|it| engine.has_clean_tail(engine.volume_ref(it).unwrap()))
         };
-        // Nobody needs it.
-        assert_eq!(gives(&engine), ([false, false], true));
-        assert!(!engine.needed_room(VOLUME, 0, &mut Nothing));
-        assert_eq!(gives(&engine), ([false, true], true));
+        engine.reclaim_settle(other, &mut Nothing);
+        assert_eq!((gives(&engine), engine.retired), ([false, false], 0), "nobody needs it");
+        engine.volume(VOLUME).lacks = true;
+        assert_eq!(gives(&engine), [false, true]);
+        // As many as there are volumes, and one.
+        engine.reclaim_settle(other, &mut Nothing);
+        assert_eq!((engine.retired, engine.volume(other).log.segment_count), (3, 3));
         // Nobody is left with less than nobody goes without.
-        engine.volume(other).log.segment_count = RESERVED_MIN;
-        assert_eq!(gives(&engine), ([false, false], true));
-        engine.volume(other).log.segment_count = 6;
-        engine.segments.put_free(taken.unwrap());
-        assert!(engine.needed_room(VOLUME, 0, &mut Nothing));
-        assert_eq!(gives(&engine), ([false, false], true));
+        engine.retired = 0;
+        (0..3).for_each(|_| engine.reclaim_settle(other, &mut Nothing));
+        assert_eq!((engine.retired, engine.volume(other).log.segment_count), (1, RESERVED_MIN));
+    }
+
+    /// A log of so many sealed segments with nothing in them.
+    fn hold_clean(engine: &mut Engine, volume: VolumeIndex, count: u32) {
+        let ids: Vec<_> = (0..count).filter_map(|_| engine.segments.take_free()).collect();
+        for (at, id) in ids.iter().enumerate() {
+            engine.segment_sequence += 1;
+            let segment = engine.segments.get_mut(*id);
+            segment.become_state(State::Open);
+            segment.become_state(State::Sealed);
+            (segment.sequence, segment.ordinal) = (engine.segment_sequence, Ordinal(at as u64 + 1));
+            segment.next = ids.get(at + 1).copied();
+        }
+        let log = &mut engine.volume(volume).log;
+        (log.tail_segment, log.newest, log.oldest) =
+            (Some(ids[0]), ids.last().copied(), Some(ids[0]));
+        (log.segment_count, log.clean_count, log.clean_end) =
+            (count, count - 1, ids.last().copied());
     }
 }

@@ -4,7 +4,7 @@
 //! After every event:
 //!
 //! - What reclaim took of a volume for others left it what it has reserved, unless a write of one of them waited that had not even what
-//!   nobody goes without, or its growth did, which needs an entry in the log, or nothing was left for what was lost or refused.
+//!   nobody goes without, or its growth did, which needs an entry in the log, or nothing was left to name what was lost.
 //! - What guests placed did not pin what others have reserved: the claims of all volumes and what is kept for notes fit into the
 //!   cache, but for segments that notes took, and as long as the operator changes nothing.
 

@@ -52,7 +52,7 @@ struct Trouble {
     text: fn(&Patient) -> String,
 }
 
-const TROUBLES: [Trouble; 14] = [
+const TROUBLES: [Trouble; 15] = [
     Trouble {
         what: "frozen",
         health: Health::Failed,
@@ -128,6 +128,16 @@ const TROUBLES: [Trouble; 14] = [
         holds: |it| it.now.in_doubt,
         text: |_| {
             "dirty blocks cannot be read from the cache device: they are tried once more after half a minute, and lost if that fails"
+                .to_owned()
+        },
+    },
+    Trouble {
+        what: "no_room_for_notes",
+        health: Health::Degraded,
+        holds: |it| it.now.lacks,
+        text: |_| {
+            "the cache has no room to name lost blocks: write-back, and writes that wait for room, wait until another volume's dirty \
+             data is on its backing device"
                 .to_owned()
         },
     },

@@ -116,6 +116,9 @@ impl Engine {
             noted = self.mark_lost(volume, lba, slot, payload);
             self.lanes[lane].batch.named();
         }
+        let is_empty = self.segments.free_count() == 0;
+        let state = self.volume(volume);
+        state.lacks = noted == Noted::NotNow && is_empty && state.log.head.is_none(); // G4 of `policy::reserve`
         noted
     }
 
