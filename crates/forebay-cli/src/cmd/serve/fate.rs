@@ -11,7 +11,7 @@
 //! - **L2** No descriptor is made for that: it would have the file's lock (F3 of `io/file.rs`) for longer than the device is there. The
 //!   thread looks at the open file by its name in `/proc`, and what is another file by then is nothing.
 //! - **L3** Of a file that was cut the least end that was seen counts, until it is as long as its volume again: somebody's write may have made it longer.
-//!   That of a cache counts to the end: its log makes it long again, and not whole.
+//!   That of a cache counts to the end of the program: its log makes it long again, and not whole.
 //!
 //! # Not here
 //!

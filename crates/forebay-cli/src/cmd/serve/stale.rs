@@ -11,8 +11,8 @@
 //!   serves that without the cache voids it.
 //! - **M4** When a backing file was written last counts from a clean stop on until its volume is served again, however often the cache is opened meanwhile,
 //!   and whatever ends that: as what the superblock says of the file does, which is taken back, durably, before anything is written to
-//!   it (I2 of `host/identity.rs`). Where the cache wrote to the file in an opening that did not know what is written down here (another machine,
-//!   another state directory), it does not count.
+//!   it (I2 of `host/identity.rs`). Where the cache wrote back to the file in an opening that did not know what is written down here (another machine,
+//!   another state directory), it does not count. (Writes around the log are not told apart there: the volume counts as changed.)
 
 use super::{Daemon, Served};
 use crate::asking::Asking;
