@@ -2,7 +2,8 @@
 //! A flush of the cache device fails, and the device drops what it should have covered: it says so once, later flushes succeed.
 
 use crate::support::{
-    ask, clean, headers, power_cut, read, settle, tell_with_and_without, world_of, world_with,
+    ask, clean, headers, power_cut, read, rot_header, settle, tell_with_and_without, world_of,
+    world_with,
 };
 use forebay_core::engine::CacheHealth;
 use forebay_core::mutant::{Mutant, Mutants};
@@ -123,6 +124,22 @@ fn what_is_dropped_at_an_opening_that_is_killed_is_told_to_be_lost() {
             assert_eq!(read(&mut world, 0), Ok(()), "what was flushed before is there");
         }
     }
+}
+
+/// All of a log was flushed, which no header in it says, and the process is killed while the cache device is flushed for others: whoever comes then cannot tell
+/// what that flush dropped from what has rotted. The log ends where a header is bad; what was behind it had been flushed, and guests' flushes say so. Only
+/// what was not durable counted for that.
+#[test]
+fn a_log_that_rots_where_nobody_says_that_it_was_flushed_answers_no_flush_well() {
+    let mut world = written(Mutants::default(), BLOCKS);
+    ask(&mut world, 0, Op::Flush, 0, 0);
+    settle(&mut world);
+    world.engine.as_mut().expect("there is a process").want_checkpoint();
+    world.put_in_order().expect("it goes on");
+    until_it_flushes(&mut world);
+    rot_header(&mut world, 10);
+    killed(&mut world);
+    assert!(latched(&world));
 }
 
 /// The process was killed while its flush was under way, and nobody heard that it failed.

@@ -270,14 +270,13 @@ impl Engine {
         result.is_ok() && (self.health == CacheHealth::Healthy || alone)
     }
 
-    /// Up to where each log has come that holds something which is neither durable nor on its backing device, to be noted in memory
+    /// Up to where each log has come that holds what a guest has written, to be noted in memory
     /// that outlives the process: when a flush of the cache device is begun, after each step while one is under way, before what
-    /// the step answers is told, and when one has failed (V10 of `log::recovery`).
+    /// the step answers is told, and when one has failed (V10 of `log::recovery`). What is durable, or on its backing device, counts as well: as long as no
+    /// record says so, whoever finds something bad in it ends the log there, and older versions count again.
     pub fn log_ends(&self) -> impl Iterator<Item = (VolumeIndex, LogEnd)> {
         self.all_volumes().map(|state| {
-            let log = &state.log;
-            let unsure = log.dirtied > log.watermark && log.dirtied > log.durable.through;
-            let through = if unsure { log.dirtied } else { Sequence(0) };
+            let through = state.log.dirtied;
             (state.index, LogEnd { attach_generation: state.attach_generation, through })
         })
     }

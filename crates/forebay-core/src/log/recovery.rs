@@ -269,12 +269,12 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
     next
 }
 
-/// Up to where a log had come that holds something which is on no backing device.
+/// Up to where a log had come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogEnd {
     /// Of the volume: another one that gets its place is not meant.
     pub attach_generation: u32,
-    /// Last sequence of such an entry that was not durable; 0: there was none.
+    /// Last sequence of what a guest has written; at an opening, of what is on no backing device. 0: there was none.
     pub through: Sequence,
 }
 
