@@ -71,10 +71,16 @@ struct UnderWay {
     pieces: u32,
     error: Option<NbdError>,
     memory: Option<(Run, Span)>,
-    /// A flush follows once the rest is done.
-    flush_after: bool,
-    /// Its payload never came whole: nobody is answered (N2).
-    is_given_up: bool,
+    then: Then,
+}
+
+/// What follows once all pieces are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Answer,
+    Flush,
+    /// The payload never came whole: nobody is answered (N2).
+    Nothing,
 }
 
 impl UnderWay {
@@ -88,8 +94,7 @@ impl UnderWay {
             pieces: 0,
             error: None,
             memory: None,
-            flush_after: false,
-            is_given_up: false,
+            then: Then::Answer,
         }
     }
 
@@ -463,7 +468,7 @@ impl Connection {
         }
         (self.streaming, self.is_over) = (None, true);
         state.is_submitted = true;
-        state.is_given_up = true;
+        state.then = Then::Nothing;
         if state.pieces == 0 {
             self.end(slot);
         }
@@ -681,7 +686,7 @@ impl Connection {
                 self.push_head(&refusal, shard, pool);
                 return true;
             }
-            Kind::Trim { fua } => begun.flush_after = fua,
+            Kind::Trim { fua: true } => begun.then = Then::Flush,
             _ => {}
         }
         self.input.take(RequestHeader::BYTES);
@@ -792,7 +797,7 @@ impl Connection {
         state.is_submitted = state.submitted >= total;
         state.pieces += 1;
         if op == Op::Flush {
-            state.flush_after = false;
+            state.then = Then::Answer;
         }
         if state.is_long_write() {
             self.input.wait(buffer);
@@ -828,13 +833,13 @@ impl Connection {
         if state.pieces > 0 || !state.is_submitted && !caches {
             return;
         }
-        if state.is_given_up {
+        if state.then == Then::Nothing {
             return self.end(slot);
         }
         if caches && let Some((run, _)) = state.memory.take() {
             pool.give(run);
         }
-        if state.flush_after && state.error.is_none() {
+        if state.then == Then::Flush && state.error.is_none() {
             // A trim with FUA: durable before its answer.
             state.command.kind = Kind::Flush;
             state.command.length = 0;
