@@ -194,7 +194,9 @@ fn elsewhere_lines_are_plain_and_the_end_is_said() {
     let mut drain = drain.stdout(File::create(&seen).unwrap()).spawn().unwrap();
     let text = || std::fs::read_to_string(&seen).unwrap();
     wait_for("a line", || text().lines().count() >= 1);
-    assert_eq!(text().lines().next(), Some("1 MiB of 1 MiB left, 0 B/s, no estimate yet"));
+    // Of one that was tried often meanwhile it says that its disk refuses it.
+    let begins = |line: &str| line.starts_with("1 MiB of 1 MiB left, 0 B/s, no estimate yet");
+    assert!(text().lines().next().is_some_and(begins), "{}", text());
     limit(&daemon, None);
     assert!(drain.wait().unwrap().success());
     let shown = text();
