@@ -274,7 +274,7 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
 pub struct LogEnd {
     /// Of the volume: another one that gets its place is not meant.
     pub attach_generation: u32,
-    /// Last sequence of what a guest has written; at an opening, of what is on no backing device. 0: there was none.
+    /// Last sequence of what a guest has written; 0: nothing.
     pub through: Sequence,
 }
 
@@ -310,7 +310,7 @@ pub fn ends_found(
     let end = |(at, (volume, before)): (usize, (&Option<Volume>, &LogEnd))| {
         let attach_generation = volume.as_ref().map_or(0, |volume| volume.attach_generation);
         let now = match found {
-            Some(found) => found.dirty_end_of(VolumeIndex(at as u8)),
+            Some(found) => found.written_end_of(VolumeIndex(at as u8)),
             None => Sequence(u64::MAX),
         };
         let meant = before.attach_generation == attach_generation;

@@ -400,10 +400,9 @@ impl Recovered {
         self.volume(volume).map_or(Sequence(0), |volume| volume.captured)
     }
 
-    /// The last sequence of what is on no backing device; 0: all of it is.
-    pub(crate) fn dirty_end_of(&self, volume: VolumeIndex) -> Sequence {
-        let log = self.volume(volume).map(|volume| &volume.log).filter(|log| log.is_dirty());
-        log.map_or(Sequence(0), |log| log.dirtied)
+    /// The last sequence of what a guest has written; 0: nothing.
+    pub(crate) fn written_end_of(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.log.dirtied)
     }
 
     /// Everything of a volume up to this sequence is on its backing device.
