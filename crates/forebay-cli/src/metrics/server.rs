@@ -18,7 +18,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +117,7 @@ struct Scraper {
 
 async fn accept(listening: Listening, answers: Arc<Answers>) {
     let places = Arc::new(Semaphore::new(CONNECTION_COUNT_MAX));
-    let mut scrapers: VecDeque<Scraper> = VecDeque::with_capacity(CONNECTION_COUNT_MAX + 1);
+    let mut scrapers: Vec<Scraper> = Vec::with_capacity(CONNECTION_COUNT_MAX + 1);
     loop {
         let Ok(stream) = listening.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -141,7 +140,7 @@ async fn accept(listening: Listening, answers: Arc<Answers>) {
             serve(stream, answers, asks).await;
             drop(place);
         });
-        scrapers.push_back(Scraper { task: task.abort_handle(), has_asked });
+        scrapers.push(Scraper { task: task.abort_handle(), has_asked });
     }
 }
 
